@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.qafel-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types layers tests bench golden clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## Create .venv and install qafel with what it needs for the other targets.
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,figures,dev]'
+	@touch $@
+
+demo: setup ## A small federation in memory: QAFeL beside FedBuff; ends with a table and a figure.
+	$(BIN)/qafel demo
+
+test: lint types layers tests ## Lint, type-check, check the import layers, run the tests.
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+layers: setup
+	$(BIN)/lint-imports
+
+tests: setup
+	$(BIN)/python -m pytest -n auto
+
+bench: setup ## Time the codecs against np.copyto and write results/bench-codec.json.
+	$(BIN)/qafel bench codec --out results/bench-codec.json
+
+golden: setup ## Make the committed golden vectors anew (only when bytes change on purpose).
+	$(BIN)/python tests/golden/make.py
+
+clean: ## Remove what the other targets made.
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

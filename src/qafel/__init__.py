@@ -1,0 +1,65 @@
+"""Asynchronous federated learning that sends almost nothing.
+
+QAFeL (Ortega and Jafarkhani 2023): buffered asynchronous aggregation, quantized in both directions through a
+hidden state that server and clients share. Start with ``Job`` or ``algorithm``, ``Server`` and ``Client``;
+``quantizer`` reads spec strings; ``qafel.theory`` has the formulas.
+"""
+
+from qafel.client import Advanced, Client, Ignored, Missed, Task, local_sgd
+from qafel.coding.work import set_threads
+from qafel.config import Job, algorithm
+from qafel.errors import (
+    ConfigError,
+    DivergenceError,
+    FrameError,
+    MissingExtraError,
+    OutOfSyncError,
+    QafelError,
+    QafelWarning,
+    SpecError,
+    StateError,
+    UsageError,
+    VectorError,
+)
+from qafel.quantizers import Measured, Quantizer, measure, quantizer, register, registered
+from qafel.server import Accepted, Answer, Server, Stepped
+from qafel.vectors import Layout
+from qafel.wire import Rejected
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Accepted",
+    "Advanced",
+    "Answer",
+    "Client",
+    "ConfigError",
+    "DivergenceError",
+    "FrameError",
+    "Ignored",
+    "Job",
+    "Layout",
+    "Measured",
+    "Missed",
+    "MissingExtraError",
+    "OutOfSyncError",
+    "QafelError",
+    "QafelWarning",
+    "Quantizer",
+    "Rejected",
+    "Server",
+    "SpecError",
+    "StateError",
+    "Stepped",
+    "Task",
+    "UsageError",
+    "VectorError",
+    "__version__",
+    "algorithm",
+    "local_sgd",
+    "measure",
+    "quantizer",
+    "register",
+    "registered",
+    "set_threads",
+]

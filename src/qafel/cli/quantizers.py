@@ -1,0 +1,83 @@
+"""``qafel quantizers``."""
+
+from typing import Annotated
+
+import typer
+
+from qafel import theory
+from qafel.cli import show
+from qafel.config import DEFAULT_QUANTIZER
+from qafel.errors import ConfigError
+from qafel.quantizers import quantizer, registered
+
+SHOWN = (
+    "identity",
+    "qsgd:8",
+    "qsgd:4",
+    "qsgd:2",
+    "qsgd:8,bucket=256,norm=max",
+    DEFAULT_QUANTIZER,
+    "qsgd:2,bucket=256,norm=max",
+    "affine:8",
+    "affine:4",
+    "affine:2",
+    "topk:0.1",
+    "randk:0.1",
+    "randk:0.1,scaled",
+    "contract:qsgd:4",
+    "induced:topk:0.1+qsgd:4,bucket=256,norm=max",
+)
+
+Size = Annotated[int, typer.Option("--size", "-d", help="Dimension: coordinates of the vector.")]
+Specs = Annotated[
+    list[str] | None, typer.Argument(help="Specs to show; a selection of all kinds when left out.")
+]
+
+
+def specs_or_all(specs: list[str] | None, size: int) -> list[str]:
+    """What the user named, checked; otherwise a selection that has every registered quantizer in it."""
+    if size < 1:
+        raise ConfigError(f"size must be at least 1, not {size}")
+    if specs:
+        return [quantizer(spec).spec for spec in specs]
+    shown = {quantizer(spec).name for spec in SHOWN}
+    return [*SHOWN, *(cls.example for name, cls in registered().items() if name not in shown)]
+
+
+def quantizers(specs: Specs = None, size: Size = 29_282, json: show.Json = False) -> None:
+    """Every quantizer with its bits, and ω and δ of Definition 1 at a dimension.
+
+    Example: qafel quantizers qsgd:4 topk:0.1 --size 1000000
+    """
+    found = [quantizer(spec) for spec in specs_or_all(specs, size)]
+    if json:
+        rows = [
+            {
+                "spec": q.spec,
+                "max_payload_bytes": q.max_bytes(size),
+                "bits": 8 * q.max_bytes(size) / size,
+                "unbiased": q.unbiased,
+                "omega": q.omega(size),
+                "delta": q.delta(size),
+                "c_max": theory.c_max(4 * size, q.max_bytes(size)),
+            }
+            for q in found
+        ]
+        show.json({"size": size, "quantizers": rows})
+        return
+    show.table(
+        f"Quantizers at d = {size:,} (worst case over all vectors; δ ≤ 0: not a contraction)",
+        ["spec", "bits/coord", "payload ≤ B", "unbiased", "ω", "δ", "C_max"],
+        (
+            [
+                q.spec,
+                f"{8 * q.max_bytes(size) / size:.2f}",
+                f"{q.max_bytes(size):,}",
+                show.yes(q.unbiased),
+                show.number(q.omega(size)),
+                show.number(q.delta(size)),
+                str(theory.c_max(4 * size, q.max_bytes(size))),
+            ]
+            for q in found
+        ),
+    )

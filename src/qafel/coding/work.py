@@ -1,0 +1,68 @@
+"""Sharing the work on long vectors between threads, without a trace in the result.
+
+The kernels release the GIL and work on ranges of coordinates, so threads only decide who does a range, never
+what comes out of it. ``set_threads(1)`` turns it off; the default is ``QAFEL_THREADS`` or the cores of this
+process.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from qafel.errors import ConfigError
+
+CHUNK = 1 << 19
+"""A range shorter than this is not worth another thread."""
+
+_pool: ThreadPoolExecutor | None = None
+_threads: int | None = None
+
+
+def threads() -> int:
+    """How many threads share the coding of one vector."""
+    if _threads is None:
+        set_threads(int(os.environ.get("QAFEL_THREADS") or _cores()))
+    return _threads or 1
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def set_threads(count: int) -> None:
+    """Let ``count`` threads share the coding of one vector from now on."""
+    global _threads, _pool
+    if count < 1:
+        raise ConfigError(f"threads must be at least 1, not {count}")
+    if _pool is not None:
+        _pool.shutdown(wait=True)
+    _threads, _pool = count, None
+
+
+def over_ranges(kernel: Callable[[int, int], int], size: int, unit: int) -> int:
+    """Call ``kernel(start, stop)`` on ranges that cover ``size`` and start at multiples of ``unit``.
+
+    Returns the largest value that a call returned: kernels report 0 for "fine" and more for what is wrong.
+    """
+    global _pool
+    if size == 0:
+        return 0
+    length = -(-size // (threads() * unit)) * unit
+    length = max(length, -(-CHUNK // unit) * unit)
+    if size <= length:
+        return kernel(0, size)
+    if _pool is None:
+        _pool = ThreadPoolExecutor(threads(), thread_name_prefix="qafel")
+    starts = range(0, size, length)
+    return max(_pool.map(lambda start: kernel(start, min(start + length, size)), starts))
+
+
+def _forget_pool() -> None:
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)

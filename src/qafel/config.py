@@ -1,0 +1,168 @@
+"""The job: everything server and clients agree on before the first byte, and what the algorithm's knobs are.
+
+One server runs them all; the algorithms are presets of a job:
+
+    qafel      a quantizer each way, the increment is Q_s(x − x̂)
+    fedbuff    identity both ways: full precision
+    fedasync   fedbuff with a buffer of one and the weight 1/√(1 + τ)
+    naive      the model itself is quantized, Q_s(x), with no hidden state to catch the error: the foil
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from qafel import wire
+from qafel.errors import ConfigError, QafelWarning
+from qafel.quantizers import Quantizer, quantizer
+from qafel.vectors import MAX_SIZE, Layout
+
+Weight = Callable[[int], float]
+
+DEFAULT_QUANTIZER = "qsgd:4,bucket=256,norm=max"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What server and clients agree on. Its ``id``, a fingerprint of all of it, stands in every frame."""
+
+    size: int
+    """Coordinates of the model, d."""
+    client_quantizer: str = DEFAULT_QUANTIZER
+    """Q_c, for updates."""
+    server_quantizer: str = DEFAULT_QUANTIZER
+    """Q_s, for increments."""
+    broadcast: Literal["difference", "model"] = "difference"
+    """What an increment carries: Q_s(x − x̂), or the model itself, Q_s(x)."""
+    buffer_size: int = 10
+    """Updates that make a server step, K."""
+    server_rate: float = 1.0
+    """Server learning rate, η_g."""
+    momentum: float = 0.0
+    """Server momentum, β."""
+    staleness_weight: str = "constant"
+    """w(τ): ``constant``, ``sqrt`` = 1/√(1 + τ), or ``polynomial:a`` = (1 + τ)^−a."""
+    max_staleness: int | None = None
+    """Updates of a larger τ are rejected."""
+    seed: int = 0
+    """Of the quantizers and everything else that is random."""
+    layout: Layout | None = None
+    """Named tensors of the model, for the quantizers that look at them."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= MAX_SIZE:
+            raise ConfigError(f"size must be from 1 to {MAX_SIZE}, not {self.size}")
+        if self.layout is not None and self.layout.size != self.size:
+            raise ConfigError(f"the layout has {self.layout.size} coordinates, the job {self.size}")
+        if not 1 <= self.buffer_size < 1 << 31:
+            raise ConfigError(f"buffer_size must be at least 1, not {self.buffer_size}")
+        if not 0 < self.server_rate < math.inf:
+            raise ConfigError(f"server_rate must be positive, not {self.server_rate}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must be at least 0 and below 1, not {self.momentum}")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ConfigError(f"max_staleness must be at least 0, not {self.max_staleness}")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ConfigError("seed must fit into 64 bits")
+        if self.broadcast not in ("difference", "model"):
+            raise ConfigError(f"broadcast must be 'difference' or 'model', not {self.broadcast!r}")
+        weight(self.staleness_weight)
+        for field in ("client_quantizer", "server_quantizer"):
+            canonical = quantizer(getattr(self, field)).spec
+            msgspec.structs.force_setattr(self, field, canonical)
+
+    def to_bytes(self) -> bytes:
+        """The bytes that ``Welcome`` carries and ``id`` is a fingerprint of."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Job":
+        """The job that a peer describes, or FrameError."""
+        return wire.unpack(data, msgspec.msgpack.Decoder(cls))
+
+    @property
+    def id(self) -> int:
+        """The job's fingerprint."""
+        return wire.fingerprint(self.to_bytes())
+
+    @property
+    def replaces(self) -> bool:
+        """Whether an increment carries the model itself.
+
+        In full precision x costs as many bytes as x − x̂, and arrives exactly, which x̂ + (x − x̂) in float32
+        does not.
+        """
+        return self.broadcast == "model" or quantizer(self.server_quantizer).lossless
+
+    def quantizers(self) -> tuple[Quantizer, Quantizer]:
+        """(Q_c, Q_s), bound to the layout; warns of a pair that the theory does not cover."""
+        client = quantizer(self.client_quantizer, self.layout)
+        server = quantizer(self.server_quantizer, self.layout)
+        if not client.unbiased:
+            warnings.warn(
+                f"the client quantizer {client.spec} is biased and the convergence theory needs an unbiased "
+                f"one; induced:{client.spec}+{DEFAULT_QUANTIZER} is unbiased",
+                QafelWarning,
+                stacklevel=3,
+            )
+        if self.broadcast == "difference" and server.delta(self.size) <= 0:
+            warnings.warn(
+                f"the server quantizer {server.spec} need not be a contraction at {self.size} coordinates "
+                f"(worst-case delta {server.delta(self.size):.3g}), and x − x̂ may grow without bound; "
+                f"use {remedy(server, self.size)}",
+                QafelWarning,
+                stacklevel=3,
+            )
+        return client, server
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "qafel": {},
+    "fedbuff": {"client_quantizer": "identity", "server_quantizer": "identity"},
+    "fedasync": {
+        "client_quantizer": "identity",
+        "server_quantizer": "identity",
+        "buffer_size": 1,
+        "staleness_weight": "sqrt",
+    },
+    "naive": {"broadcast": "model"},
+}
+
+
+def algorithm(name: str, *, size: int, **options: Any) -> Job:
+    """The job of a named algorithm, with ``options`` of Job on top."""
+    if name not in ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {name!r}; known are {', '.join(ALGORITHMS)}")
+    unknown = set(options) - set(Job.__struct_fields__)
+    if unknown:
+        raise ConfigError(f"a job has no {sorted(unknown)[0]!r}; it has {', '.join(Job.__struct_fields__)}")
+    return Job(size=size, **{**ALGORITHMS[name], **options})
+
+
+def weight(name: str) -> Weight:
+    """The staleness weight w(τ) of that name."""
+    kind, _, argument = name.partition(":")
+    if name == "constant":
+        return lambda staleness: 1.0  # noqa: ARG005
+    if name == "sqrt":
+        return lambda staleness: 1.0 / math.sqrt(1 + staleness)
+    try:
+        power = float(argument)
+    except ValueError:
+        power = math.nan
+    if kind == "polynomial" and 0 <= power < math.inf:
+        return lambda staleness: float((1 + staleness) ** -power)
+    raise ConfigError(
+        f"unknown staleness weight {name!r}; use constant, sqrt, polynomial:a (a ≥ 0), or pass a callable"
+    )
+
+
+def remedy(q: Quantizer, size: int) -> str:
+    """What to use in the place of a server quantizer that is not a contraction."""
+    fixes = [DEFAULT_QUANTIZER] if quantizer(DEFAULT_QUANTIZER).delta(size) > 0 else []
+    if q.unbiased:
+        scaled = quantizer(f"contract:{q.spec}")
+        fixes.append(f"{scaled.spec} (delta {scaled.delta(size):.3g})")
+    return " or ".join(fixes) + ", or more levels, a smaller bucket, the max norm"

@@ -1,0 +1,98 @@
+"""How fast the codecs are: in units of ``np.copyto`` of the same array, timed in the same rounds, on one
+thread.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from qafel import vectors
+from qafel.coding.work import set_threads, threads
+from qafel.quantizers import Quantizer, quantizer
+from qafel.streams import generator
+
+SIZES = (29_282, 1_000_000, 11_000_000)
+SPECS = (
+    "identity",
+    "qsgd:4,bucket=256,norm=max",
+    "qsgd:8,bucket=256,norm=max",
+    "qsgd:2,bucket=256,norm=max",
+    "qsgd:4",
+    "affine:4",
+    "topk:0.1",
+    "randk:0.1,scaled",
+    "contract:qsgd:4",
+    "induced:topk:0.1+qsgd:4,bucket=256,norm=max",
+)
+ROUND_SECONDS = 0.01
+"""A round repeats what it times at least this long."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One quantizer at one size; ratios are medians over rounds."""
+
+    spec: str
+    size: int
+    payload_bytes: int
+    bits: float
+    nmse: float
+    copy_us: float
+    encode_us: float
+    decode_add_us: float
+    encode_ratio: float
+    decode_add_ratio: float
+
+
+def bench_codec(
+    sizes: Iterable[int] = SIZES, specs: Iterable[str] = SPECS, rounds: int = 15
+) -> Iterator[Row]:
+    """Time every quantizer at every size, one row at a time."""
+    before = threads()
+    set_threads(1)
+    try:
+        for size in sizes:
+            x = vectors.zeros(size)
+            x[:] = generator(0, "bench", size).standard_normal(size, dtype=np.float32) * np.float32(1e-3)
+            for q in map(quantizer, specs):
+                yield _row(q, x, rounds)
+    finally:
+        set_threads(before)
+
+
+def _row(q: Quantizer, x: vectors.Vector, rounds: int) -> Row:
+    twin, total = vectors.zeros(x.size), vectors.zeros(x.size)
+    payload = q.encode(x, 0)
+    error = q.decode(payload, x.size) - x
+    q.decode_add(payload, total)
+    times: list[tuple[float, float, float]] = []
+    for k in range(rounds):
+        copy = _seconds(lambda: np.copyto(twin, x))
+        encode = _seconds(lambda k=k: q.encode(x, k))  # type: ignore[misc]
+        times.append((copy, encode, _seconds(lambda: q.decode_add(payload, total))))
+    return Row(
+        spec=q.spec,
+        size=x.size,
+        payload_bytes=len(payload),
+        bits=8 * len(payload) / x.size,
+        nmse=float(error @ error) / float(x @ x),
+        copy_us=1e6 * statistics.median(t[0] for t in times),
+        encode_us=1e6 * statistics.median(t[1] for t in times),
+        decode_add_us=1e6 * statistics.median(t[2] for t in times),
+        encode_ratio=statistics.median(t[1] / t[0] for t in times),
+        decode_add_ratio=statistics.median(t[2] / t[0] for t in times),
+    )
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """The time of one call: the best of as many as fit into a round."""
+    best, end = float("inf"), time.perf_counter() + ROUND_SECONDS
+    while True:
+        start = time.perf_counter()
+        call()
+        now = time.perf_counter()
+        best = min(best, now - start)
+        if now >= end:
+            return best

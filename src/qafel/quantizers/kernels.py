@@ -1,0 +1,342 @@
+"""Numba kernels of the quantizers. No fast-math: these results define x̂.
+
+Every kernel works on a range of coordinates and returns 0 for "fine". Sums run in 16 lanes of float64, added
+in order, so that they do not depend on vector width, threads or machine. Integer arithmetic is cast back to
+32 bits at every operation: numba would widen it to 64, and halve the speed.
+"""
+
+import numpy as np
+from numba import njit
+
+from qafel.coding.kernels import pack, stray_bits, unpack
+from qafel.coding.planes import GROUP
+from qafel.streams.kernels import fill
+
+F32 = np.float32
+F64 = np.float64
+I32 = np.int32
+U8 = np.uint8
+U16 = np.uint16
+U32 = np.uint32
+UINT = np.uintp
+
+HALF = GROUP // 2
+BLOCK = 8 * GROUP
+CHUNK = 8 * BLOCK
+"""What stays in the second-level cache between its norms and its codes."""
+
+INFINITY = 0x7F800000
+"""The bits of float32 infinity: larger magnitudes are NaN."""
+
+
+@njit(nogil=True, cache=True)
+def squared_norm(x, start, stop):
+    """Σ x² over a range: 16 lanes, then the lanes in order, then the tail."""
+    lanes = np.zeros(16, F64)
+    first = UINT(start)
+    whole = UINT((stop - start) & ~15)
+    for i in range(UINT(0), whole, UINT(16)):
+        for lane in range(UINT(16)):
+            value = F64(x[first + i + lane])
+            lanes[lane] += value * value
+    total = 0.0
+    for lane in range(16):
+        total += lanes[lane]
+    for i in range(first + whole, UINT(stop)):
+        value = F64(x[i])
+        total += value * value
+    return total
+
+
+@njit(nogil=True, cache=True)
+def squared_distance(x, y):
+    """Σ (x − y)² in float64, in lanes as in ``squared_norm``."""
+    lanes = np.zeros(16, F64)
+    whole = UINT(x.size & ~15)
+    for i in range(UINT(0), whole, UINT(16)):
+        for lane in range(UINT(16)):
+            value = F64(x[i + lane]) - F64(y[i + lane])
+            lanes[lane] += value * value
+    total = 0.0
+    for lane in range(16):
+        total += lanes[lane]
+    for i in range(whole, UINT(x.size)):
+        value = F64(x[i]) - F64(y[i])
+        total += value * value
+    return total
+
+
+@njit(nogil=True, cache=True)
+def bucket_norms(bits, norm_bits, bucket, l2, start, stop):
+    """The norm of every bucket in a range that starts at a bucket; 1 if one is not finite."""
+    x = bits.view(F32)
+    norms = norm_bits.view(F32)
+    worst = U32(0)
+    k = start // bucket
+    for at in range(start, stop, bucket):
+        end = min(at + bucket, stop)
+        if l2:
+            norms[k] = F32(np.sqrt(squared_norm(x, at, end)))
+        else:
+            largest = U32(0)
+            first = UINT(at)
+            for i in range(UINT(end - at)):
+                largest = max(largest, U32(bits[first + i] & U32(0x7FFFFFFF)))
+            norm_bits[k] = largest
+        worst = max(worst, U32(norm_bits[k] & U32(0x7FFFFFFF)))
+        k += 1
+    return 1 if worst >= U32(INFINITY) else 0
+
+
+@njit(nogil=True, cache=True)
+def _scales(norm, full):
+    """(before, rate): ``x · before · rate`` is x in units of norm/full, never above full.
+
+    ``before`` is a power of two, 1 except where rate would leave the normal numbers.
+    """
+    before = F32(1)
+    if norm < F32(2.0**-100):
+        before = F32(2.0**64)
+    if norm > F32(2.0**100):
+        before = F32(2.0**-64)
+    if norm == F32(0):
+        return before, F32(0)
+    scaled = F32(norm * before)
+    rate = F32(full / scaled)
+    if F32(scaled * rate) > full:
+        rate = np.nextafter(rate, F32(0))
+    return before, rate
+
+
+@njit(nogil=True, cache=True)
+def qsgd_codes(x, norms, bucket, levels, width, key0, key1, start, stop, out):
+    """Round x·s/norm stochastically, add s, pack; for at most 8 bits. ``start`` is a multiple of GROUP.
+
+    In units of 2⁻¹⁶ of a level: (x + s)·2¹⁶ + r, floor-shifted by 16, with r the coordinate's own 16 random
+    bits.
+    """
+    codes = np.zeros(BLOCK, U8)
+    random = np.empty(BLOCK, U16)
+    words = random.view(U32)
+    full = F32(levels * 65536)
+    middle = F32(levels * 65536 + 0.5)
+    k = start // bucket
+    for block in range(start, stop, BLOCK):
+        end = min(block + BLOCK, stop)
+        fill(words, U32(block >> 1), key0, key1)
+        at = block
+        while at < end:
+            segment = min((k + 1) * bucket, end)
+            before, rate = _scales(norms[k], full)
+            first, local = UINT(at), UINT(at - block)
+            if before == F32(1):
+                for j in range(UINT(segment - at)):
+                    t = I32(F32(F32(x[first + j] * rate) + middle))
+                    codes[local + j] = U8(U32(U32(t) + U32(random[local + j])) >> U32(16))
+            else:
+                for j in range(UINT(segment - at)):
+                    t = I32(F32(F32(F32(x[first + j] * before) * rate) + middle))
+                    codes[local + j] = U8(U32(U32(t) + U32(random[local + j])) >> U32(16))
+            at = segment
+            if at == (k + 1) * bucket:
+                k += 1
+        pack(codes, 0, end - block, width, out, block // 8 * width)
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def qsgd_encode(bits, norm_bits, bucket, l2, levels, width, key0, key1, start, stop, out):
+    """Norms and codes of a range that starts at a bucket and at a group, while it is in the cache; 1 if not
+    finite.
+    """
+    x = bits.view(F32)
+    norms = norm_bits.view(F32)
+    chunk = CHUNK if CHUNK % bucket == 0 else stop - start
+    for at in range(start, stop, chunk):
+        end = min(at + chunk, stop)
+        if bucket_norms(bits, norm_bits, bucket, l2, at, end):
+            return 1
+        qsgd_codes(x, norms, bucket, levels, width, key0, key1, at, end, out)
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def wide_codes(x, norms, bucket, levels, width, key0, key1, start, stop, out):
+    """``qsgd_codes`` for 9 to 16 bits: the same formula in float64, low bytes and high bits packed one after
+    the other.
+    """
+    low = np.zeros(GROUP, U8)
+    high = np.zeros(GROUP, U8)
+    random = np.empty(GROUP, U16)
+    words = random.view(U32)
+    for group in range(start, stop, GROUP):
+        count = min(GROUP, stop - group)
+        fill(words, U32(group >> 1), key0, key1)
+        for j in range(count):
+            norm = F64(norms[(group + j) // bucket])
+            level = F64(x[group + j]) * levels / norm if norm > 0 else 0.0
+            t = np.int64((level + levels) * 65536.0 + 0.5)
+            code = (t + np.int64(random[j])) >> 16
+            low[j] = U8(code & 255)
+            high[j] = U8(code >> 8)
+        at = pack(low, 0, count, 8, out, group // 8 * width)
+        pack(high, 0, count, width - 8, out, at)
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def invalid_norms(norm_bits):
+    """1 if a norm is negative (its sign bit makes it large), NaN or infinite."""
+    largest = U32(0)
+    for k in range(UINT(norm_bits.size)):
+        largest = max(largest, norm_bits[k])
+    return 1 if largest >= U32(INFINITY) else 0
+
+
+@njit(nogil=True, cache=True)
+def invalid_codes(data, width, largest, start, stop):
+    """1 if a code of the range is above ``largest`` or a bit belongs to no code."""
+    if width == 4 and stop - start >= GROUP:
+        whole = (stop - start) & ~(GROUP - 1)
+        first = UINT(start // 2)
+        top = U8(0)
+        for j in range(UINT(whole // 2)):
+            byte = data[first + j]
+            top = max(top, max(U8(byte & U8(15)), U8(byte >> U8(4))))
+        if top > largest:
+            return 1
+        start += whole
+    low = np.zeros(GROUP, U8)
+    high = np.zeros(GROUP, U8)
+    narrow = min(width, 8)
+    for group in range(start, stop, GROUP):
+        count = min(GROUP, stop - group)
+        at = group // 8 * width
+        stray = stray_bits(data, at, count, narrow)
+        at = unpack(data, at, count, narrow, low, 0)
+        if width > 8:
+            stray |= stray_bits(data, at, count, width - 8)
+            unpack(data, at, count, width - 8, high, 0)
+        top = 0
+        for j in range(count):
+            top = max(top, I32(low[j]) | (I32(high[j]) << 8))
+        if top > largest or stray:
+            return 1
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _step(norm, levels):
+    """(before, step): ``k · step / before`` is k levels of the norm, never above the norm. ``before`` as in
+    ``_scales``.
+    """
+    before = F32(1)
+    if F32(0) < norm < F32(2.0**-100):
+        before = F32(2.0**64)
+    if norm > F32(2.0**100):
+        before = F32(2.0**-64)
+    scaled = F32(norm * before)
+    step = F32(scaled / F32(levels))
+    if F32(step * F32(levels)) > scaled:
+        step = np.nextafter(step, F32(0))
+    return before, step
+
+
+@njit(nogil=True, cache=True)
+def qsgd_add(data, norms, bucket, levels, width, weight, start, stop, acc):
+    """``acc += weight · (code − s) · norm/s`` over a range that starts at a group; for at most 8 bits.
+
+    A full group of 4-bit codes whose halves have one ordinary norm each goes straight from the bytes to
+    ``acc``. It is not a function of its own: passing arrays costs as much as decoding a group.
+    """
+    codes = np.zeros(GROUP, U8)
+    offset = I32(levels)
+    k = start // bucket
+    for group in range(start, stop, GROUP):
+        end, middle = min(group + GROUP, stop), group + HALF
+        upper = k if middle < (k + 1) * bucket else k + 1
+        if (
+            width == 4
+            and weight == F32(1)
+            and (k + 1) * bucket >= middle
+            and (upper + 1) * bucket >= group + GROUP <= stop
+        ):
+            before_low, step_low = _step(norms[k], levels)
+            before_high, step_high = _step(norms[upper], levels)
+            if before_low == F32(1) and before_high == F32(1):
+                low, high, of = UINT(group), UINT(middle), UINT(group // 2)
+                for j in range(UINT(HALF)):
+                    code = I32(data[of + j] & U8(15))
+                    acc[low + j] = F32(acc[low + j] + F32(F32(I32(code - offset)) * step_low))
+                for j in range(UINT(HALF)):
+                    code = I32(data[of + j] >> U8(4))
+                    acc[high + j] = F32(acc[high + j] + F32(F32(I32(code - offset)) * step_high))
+                while (k + 1) * bucket <= end:
+                    k += 1
+                continue
+        unpack(data, group // 8 * width, end - group, width, codes, 0)
+        at = group
+        while at < end:
+            segment = min((k + 1) * bucket, end)
+            before, step = _step(norms[k], levels)
+            after = F32(F32(1) / before)
+            first, local = UINT(at), UINT(at - group)
+            for j in range(UINT(segment - at)):
+                value = F32(F32(F32(I32(I32(codes[local + j]) - offset)) * step) * after)
+                acc[first + j] = F32(acc[first + j] + F32(weight * value))
+            at = segment
+            if at == (k + 1) * bucket:
+                k += 1
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def wide_add(data, norms, bucket, levels, width, weight, start, stop, acc):
+    """``qsgd_add`` for 9 to 16 bits, each value in float64 rounded once."""
+    low = np.zeros(GROUP, U8)
+    high = np.zeros(GROUP, U8)
+    for group in range(start, stop, GROUP):
+        count = min(GROUP, stop - group)
+        at = unpack(data, group // 8 * width, count, 8, low, 0)
+        unpack(data, at, count, width - 8, high, 0)
+        for j in range(count):
+            code = (I32(low[j]) | (I32(high[j]) << 8)) - levels
+            value = F32(F64(norms[(group + j) // bucket]) * code / levels)
+            acc[group + j] = F32(acc[group + j] + F32(weight * value))
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def affine_codes(x, step, zero, top, width, start, stop, out):
+    """Round x/step to the nearest whole number (ties to even), shift by ``zero``, clip to 0 … top, pack."""
+    low = np.zeros(GROUP, U8)
+    high = np.zeros(GROUP, U8)
+    for group in range(start, stop, GROUP):
+        count = min(GROUP, stop - group)
+        for j in range(count):
+            level = np.rint(F64(x[group + j]) / step) + zero if step > 0 else 0.0
+            code = I32(min(max(level, 0.0), F64(top)))
+            low[j] = U8(code & 255)
+            high[j] = U8(code >> 8)
+        at = pack(low, 0, count, min(width, 8), out, group // 8 * width)
+        if width > 8:
+            pack(high, 0, count, width - 8, out, at)
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def affine_add(data, step, zero, width, weight, start, stop, acc):
+    """``acc += weight · (code − zero) · step``, each value rounded once and kept within float32."""
+    low = np.zeros(GROUP, U8)
+    high = np.zeros(GROUP, U8)
+    largest = F64(np.finfo(np.float32).max)
+    for group in range(start, stop, GROUP):
+        count = min(GROUP, stop - group)
+        at = unpack(data, group // 8 * width, count, min(width, 8), low, 0)
+        if width > 8:
+            unpack(data, at, count, width - 8, high, 0)
+        for j in range(count):
+            code = I32(low[j]) | (I32(high[j]) << 8)
+            value = F32(min(max((code - zero) * step, -largest), largest))
+            acc[group + j] = F32(acc[group + j] + F32(weight * value))
+    return 0

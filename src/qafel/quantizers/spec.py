@@ -1,0 +1,143 @@
+"""Reading what stands after a quantizer's name: ``:4,bucket=256,norm=max``.
+
+A spec is ``name:argument,key=value,flag``. Every complaint names what was wrong and carries the nearest spec
+that is valid: the same one with the offending item repaired or left out.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import NoReturn, Protocol
+
+from qafel.errors import SpecError
+
+
+class _HasSpec(Protocol):
+    @property
+    def spec(self) -> str: ...
+
+
+class Arguments:
+    """The arguments of one spec; ``parse`` reads a whole spec and is used to check repaired ones."""
+
+    def __init__(self, name: str, rest: str, parse: Callable[[str], _HasSpec]) -> None:
+        self.name = name
+        self.rest = rest
+        self.parse = parse
+        self.items = [item.strip() for item in rest.split(",")] if rest else []
+        self.places: dict[str, int] = {}
+
+    def expect(self, argument: str | None, options: Sequence[str], flags: Sequence[str] = ()) -> None:
+        """Say what may stand here: one unnamed argument first, then options ``key=value`` and bare flags."""
+        for place, item in enumerate(self.items):
+            key, equals, value = (part.strip() for part in item.partition("="))
+            if not equals and item in flags:
+                pass
+            elif not equals and place == 0 and argument and (item not in flags):
+                key = argument
+            elif key not in options or not value:
+                self.fail(place, *self._repair(key, value, options, flags))
+            if key in self.places:
+                self.fail(place, f"{key} is given twice", None)
+            self.places[key] = place
+
+    def _repair(
+        self, key: str, value: str, options: Sequence[str], flags: Sequence[str]
+    ) -> tuple[str, str | None]:
+        allowed = [f"{option}=…" for option in options] + list(flags)
+        problem = f"{self.name} does not know {key!r}; it takes {', '.join(allowed) or 'no options'}"
+        if flag := difflib.get_close_matches(key, flags, 1, 0.6):
+            return problem, flag[0]
+        closest = difflib.get_close_matches(key, options, 1, 0.5)
+        return problem, f"{closest[0]}={value}" if closest and value else None
+
+    def text(self, key: str) -> str | None:
+        """The text of an argument or option, if it was given."""
+        if key not in self.places:
+            return None
+        item = self.items[self.places[key]]
+        return item.partition("=")[2].strip() if "=" in item else item
+
+    def flag(self, key: str) -> bool:
+        """Whether a bare flag was given."""
+        return key in self.places
+
+    def integer(self, key: str, low: int, high: int) -> int | None:
+        """A whole number from ``low`` to ``high``."""
+        text = self.text(key)
+        if text is None:
+            return None
+        try:
+            value = int(text)
+        except ValueError:
+            self.fail(
+                self.places[key],
+                f"{key} must be a whole number, not {text!r}",
+                self._number(key, low, high, text),
+            )
+        if not low <= value <= high:
+            self.fail(
+                self.places[key],
+                f"{key} must be from {low} to {high}, not {value}",
+                self._number(key, low, high, text),
+            )
+        return value
+
+    def fraction(self, key: str) -> Decimal | None:
+        """A fraction in (0, 1), or a whole number of at least 1, exactly as typed."""
+        text = self.text(key)
+        if text is None:
+            return None
+        try:
+            value = Decimal(text)
+            valid = value.is_finite() and value > 0 and -12 <= value.adjusted() < 10
+            valid = valid and (value < 1 or value == int(value))
+        except InvalidOperation:
+            value, valid = Decimal(0), False
+        if not valid:
+            repaired = str(math.ceil(value)) if value.is_finite() and 1 < value < 10**9 else "0.1"
+            problem = f"{key} must be a fraction between 0 and 1 or a whole number, not {text!r}"
+            self.fail(self.places[key], problem, self._item(key, repaired))
+        return value
+
+    def choice(self, key: str, choices: Sequence[str]) -> str | None:
+        """One of a few words."""
+        text = self.text(key)
+        if text is not None and text not in choices:
+            closest = (difflib.get_close_matches(text, choices, 1, 0.0) or choices)[0]
+            self.fail(
+                self.places[key],
+                f"{key} must be {' or '.join(choices)}, not {text!r}",
+                self._item(key, closest),
+            )
+        return text
+
+    def fail(self, place: int, problem: str, repaired: str | None) -> NoReturn:
+        """Complain, and name the spec in which the item at ``place`` is repaired (or left out, where that is
+        None).
+        """
+        items = [item for k, item in enumerate(self.items) if k != place]
+        if repaired is not None:
+            items.insert(place, repaired)
+        self.fail_with(problem, self.name + (":" + ",".join(items) if items else ""))
+
+    def fail_with(self, problem: str, candidate: str) -> NoReturn:
+        """Complain, and name ``candidate`` or, where it is not valid either, what is nearest to that."""
+        try:
+            nearest = self.parse(candidate).spec
+        except SpecError as error:
+            nearest = error.nearest
+        raise SpecError(
+            f"{self.name}:{self.rest}: {problem}" if self.rest else f"{self.name}: {problem}", nearest
+        )
+
+    def _number(self, key: str, low: int, high: int, text: str) -> str:
+        try:
+            value = round(float(text))
+        except (ValueError, OverflowError):
+            value = 4
+        return self._item(key, str(min(max(value, low), high)))
+
+    def _item(self, key: str, value: str) -> str:
+        return f"{key}={value}" if "=" in self.items[self.places[key]] else value

@@ -1,0 +1,272 @@
+"""QAFeL-server as a state machine: frames in, events out; no sockets, clocks or files (Algorithm 1 of the
+paper).
+
+    on an update Δ with staleness τ:   sum ← sum + w(τ)·Δ,   k ← k + 1
+    when k = K:                        m ← β·m + sum/K
+                                       x ← x + η_g·m
+                                       broadcast q ← Q_s(x − x̂)
+                                       x̂ ← x̂ + q,   k ← 0,   t ← t + 1
+
+``receive`` never raises for what a client sent: a frame that is not taken is a ``Rejected`` event with a
+reason, changes nothing, and is counted. It raises DivergenceError when the quantizer alone has blown up x −
+x̂ a thousandfold, or x is not finite.
+"""
+
+import math
+from collections import Counter
+from typing import NoReturn
+
+import msgspec
+import numpy as np
+
+from qafel import vectors, wire
+from qafel.buffer import Aggregator, Buffer, SeenTasks
+from qafel.config import Job, Weight, remedy, weight
+from qafel.errors import ConfigError, DivergenceError, FrameError, StateError
+from qafel.hidden import Entry, HiddenState, IncrementLog, read_model
+from qafel.streams import derive
+from qafel.vectors import Vector
+from qafel.wire import CatchUp, Increment, Rejected, Snapshot, Update, Welcome
+
+STATE_MAGIC = b"QS"
+STATE_FORMAT = 1
+GROWTH_LIMIT = math.log(1000.0)
+"""How far the quantizer alone may blow up ‖x − x̂‖ before the server stops."""
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """An update is in the buffer."""
+
+    client: int
+    task: int
+    staleness: int
+    weight: float
+
+
+class Stepped(msgspec.Struct, frozen=True):
+    """The server took a step: ``frame`` is the increment, for every client."""
+
+    version: int
+    frame: bytes
+    residual: float
+    """‖x − x̂‖ after the step."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What brings a client up to date: increments, or a snapshot where that is fewer bytes."""
+
+    client: int
+    frames: list[bytes]
+
+
+Event = Accepted | Stepped | Answer | Rejected
+
+
+class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    job: bytes
+    x: bytes
+    momentum: bytes
+    hidden: Snapshot
+    aggregator: bytes
+    seen: list[tuple[int, int, bytes]]
+    log: list[Entry]
+    rejections: dict[str, int]
+    accepted: int
+    growth: float
+
+
+class Server:
+    """The server of one job."""
+
+    def __init__(
+        self, job: Job, x: Vector, *, weight: Weight | None = None, aggregator: Aggregator | None = None
+    ) -> None:
+        self.job = job
+        self.client_quantizer, self.server_quantizer = job.quantizers()
+        self.x = vectors.copy(vectors.as_vector(x, job.size))
+        self.momentum = vectors.zeros(job.size)
+        self.hidden = HiddenState(self.x)
+        self.log = IncrementLog()
+        self.aggregator: Aggregator = aggregator or Buffer(self.client_quantizer, job.size)
+        self.seen = SeenTasks()
+        self.accepted = 0
+        self.rejections: Counter[str] = Counter()
+        self._weight = weight or _named_weight(job)
+        self._growth = 0.0
+        self._diverged: str | None = None
+        self._job_id = job.id
+        self._frame_limit = self.client_quantizer.max_bytes(job.size) + wire.MAX_OVERHEAD
+
+    @property
+    def version(self) -> int:
+        """t: how many steps were taken."""
+        return self.hidden.version
+
+    def receive(self, frame: bytes) -> list[Event]:
+        """Take in a client's frame; say what came of it."""
+        self._refuse_if_diverged()
+        try:
+            message = wire.decode(frame, self._frame_limit)
+        except FrameError as error:
+            return [self._reject("malformed", str(error))]
+        if message.job != self._job_id:
+            return [self._reject("wrong_job", f"job {message.job:016x}, and this is job {self._job_id:016x}")]
+        if isinstance(message, Update):
+            return self._update(message)
+        if isinstance(message, CatchUp):
+            return [Answer(message.client, self.catch_up(message))]
+        return [self._reject("unexpected", f"clients do not send {type(message).__name__}")]
+
+    def advance(self) -> list[Event]:
+        """Take the step that is due: after every update, and when an aggregator that was pending no longer
+        is.
+        """
+        if self.aggregator.count < self.job.buffer_size or self.aggregator.pending:
+            return []
+        return [self._step()]
+
+    def catch_up(self, request: CatchUp) -> list[bytes]:
+        """The frames that bring a client up to date."""
+        if not request.fresh and (request.version, request.digest) == (self.version, self.hidden.digest):
+            return []
+        frames = None if request.fresh else self.log.missing(request.version, request.digest)
+        return [wire.encode(self.hidden.snapshot(self._job_id))] if frames is None else frames
+
+    def welcome(self) -> bytes:
+        """The frame that tells a newcomer the job."""
+        return wire.encode(Welcome(self._job_id, self.job.to_bytes()))
+
+    def _update(self, update: Update) -> list[Event]:
+        staleness = self.version - update.version
+        if (update.client, update.task) in self.seen:
+            return [self._reject("duplicate", f"task {update.task} of client {update.client} was counted")]
+        if staleness < 0:
+            return [
+                self._reject(
+                    "unknown_version", f"started from version {update.version}, and this is {self.version}"
+                )
+            ]
+        if self.job.max_staleness is not None and staleness > self.job.max_staleness:
+            return [self._reject("stale", f"staleness {staleness}, and {self.job.max_staleness} is the most")]
+        weight = float(self._weight(staleness))
+        if not 0 <= weight < math.inf:
+            raise ConfigError(
+                f"the staleness weight must be finite and not negative, and w({staleness}) is {weight}"
+            )
+        try:
+            self.aggregator.add(update.payload, weight)
+        except FrameError as error:
+            return [self._reject("bad_payload", str(error))]
+        self.seen.add(update.client, update.task)
+        self.accepted += 1
+        return [Accepted(update.client, update.task, staleness, weight), *self.advance()]
+
+    def _step(self) -> Stepped:
+        mean = self.aggregator.finish() / np.float32(self.job.buffer_size)
+        self.momentum = np.float32(self.job.momentum) * self.momentum + mean
+        x = self.x + np.float32(self.job.server_rate) * self.momentum
+        if not vectors.is_finite(x):
+            self._diverge(
+                f"the model is no longer finite at version {self.version}; lower the learning rates"
+            )
+        target = x if self.job.replaces else x - self.hidden.x
+        seed = derive(self.job.seed, "increment", self.version)
+        payload = self.server_quantizer.encode(target, seed)
+        before = _norm(target)
+        self.x = x
+        self.hidden.advance(
+            payload, self.server_quantizer, version=self.version + 1, replaces=self.job.replaces
+        )
+        residual = _distance(self.x, self.hidden.x)
+        self._watch(before, residual)
+        increment = Increment(self._job_id, self.version, self.hidden.digest, self.job.replaces, payload)
+        frame = wire.encode(increment)
+        self.log.append(increment, frame, self.hidden.snapshot_bytes(self._job_id))
+        return Stepped(self.version, frame, residual)
+
+    def _watch(self, before: float, after: float) -> None:
+        """Stop when the quantizer, not the training, has blown up ‖x − x̂‖: a contraction makes it shrink
+        every time.
+        """
+        if self.job.replaces:
+            return
+        growth = math.log(after / before) if after and before else -math.inf
+        self._growth = max(0.0, self._growth + growth)
+        if self._growth > GROWTH_LIMIT or not math.isfinite(after):
+            self._diverge(
+                f"x − x̂ diverges: {self.server_quantizer.spec} has multiplied it by "
+                f"{math.exp(self._growth):.0f} by version {self.version}; "
+                f"use {remedy(self.server_quantizer, self.job.size)}"
+            )
+
+    def _diverge(self, message: str) -> NoReturn:
+        self._diverged = message
+        raise DivergenceError(message)
+
+    def _refuse_if_diverged(self) -> None:
+        if self._diverged is not None:
+            raise DivergenceError(
+                f"{self._diverged} (this server has stopped; continue from a state saved before)"
+            )
+
+    def _reject(self, reason: str, detail: str) -> Rejected:
+        self.rejections[reason] += 1
+        return Rejected(reason, detail)
+
+    def state(self) -> bytes:
+        """Everything that decides what comes next, exactly."""
+        self._refuse_if_diverged()
+        body = _State(
+            job=self.job.to_bytes(),
+            x=self.x.tobytes(),
+            momentum=self.momentum.tobytes(),
+            hidden=self.hidden.snapshot(self._job_id),
+            aggregator=self.aggregator.state(),
+            seen=self.seen.rows(),
+            log=list(self.log.entries),
+            rejections=dict(sorted(self.rejections.items())),
+            accepted=self.accepted,
+            growth=self._growth,
+        )
+        return wire.seal(STATE_MAGIC, STATE_FORMAT, msgspec.msgpack.encode(body))
+
+    @classmethod
+    def from_state(
+        cls, data: bytes, *, weight: Weight | None = None, aggregator: Aggregator | None = None
+    ) -> "Server":
+        """Continue from ``state()`` to the same bytes. A weight or aggregator of your own must be handed in
+        again.
+        """
+        try:
+            saved = wire.unpack(wire.unseal(STATE_MAGIC, STATE_FORMAT, data), msgspec.msgpack.Decoder(_State))
+            job = Job.from_bytes(saved.job)
+            server = cls(job, read_model(saved.x, job.size), weight=weight, aggregator=aggregator)
+            server.momentum = read_model(saved.momentum, job.size)
+            server.hidden = HiddenState.restore(saved.hidden, job.size)
+        except FrameError as error:
+            raise StateError(f"this is not the saved state of a server: {error}") from error
+        server.aggregator.restore(saved.aggregator)
+        server.seen = SeenTasks(saved.seen)
+        for entry in saved.log:
+            server.log.entries.append(entry)
+            server.log.bytes += len(entry.frame)
+        server.log.snapshot_bytes = server.hidden.snapshot_bytes(job.id)
+        server.rejections = Counter(saved.rejections)
+        server.accepted, server._growth = saved.accepted, saved.growth
+        return server
+
+
+def _named_weight(job: Job) -> Weight:
+    return weight(job.staleness_weight)
+
+
+def _norm(x: Vector) -> float:
+    from qafel.quantizers import kernels
+
+    return math.sqrt(kernels.squared_norm(x, 0, x.size))
+
+
+def _distance(x: Vector, y: Vector) -> float:
+    from qafel.quantizers import kernels
+
+    return math.sqrt(kernels.squared_distance(x, y))

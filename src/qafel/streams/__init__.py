@@ -1,0 +1,31 @@
+"""Random streams: every random number comes from a stream with a name, never from global state.
+
+``derive(seed, "train", client, task)`` names a child seed; the same names give the same numbers on every
+machine and in any order of execution. ``keys`` turns a seed into the two keys of the counter-based generator
+in ``streams.kernels``, which gives coordinate i its own 16 random bits without touching its neighbours.
+"""
+
+import numpy as np
+import xxhash
+
+MASK = (1 << 64) - 1
+
+
+def derive(seed: int, *names: int | str) -> int:
+    """The 64-bit seed of the stream called ``names`` under ``seed``."""
+    parts = (f"{len(name)}:{name}" if isinstance(name, str) else f"#{int(name)}" for name in names)
+    return xxhash.xxh3_64_intdigest("/".join([str(seed & MASK), *parts]).encode())
+
+
+def keys(seed: int) -> tuple[np.uint32, np.uint32]:
+    """Two 32-bit keys from a seed, through splitmix64: consecutive seeds give unrelated pairs."""
+    z = ((seed & MASK) + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    z ^= z >> 31
+    return np.uint32(z & 0xFFFFFFFF), np.uint32(z >> 32)
+
+
+def generator(seed: int, *names: int | str) -> np.random.Generator:
+    """A numpy generator of the stream called ``names`` under ``seed``, for everything but coding."""
+    return np.random.Generator(np.random.Philox(key=derive(seed, *names)))

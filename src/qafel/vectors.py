@@ -1,0 +1,139 @@
+"""Flat float32 vectors, and the layout that says which tensor lives where in one.
+
+Everything that is coded, added or sent is a contiguous one-dimensional float32 vector. Vectors that kernels
+add into are aligned to the cache line (``zeros``), which is worth 15 % of the speed of decode-and-add.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from qafel.errors import ConfigError, VectorError
+
+Vector = npt.NDArray[np.float32]
+
+MAX_SIZE = (1 << 31) - 1
+"""Coordinates a vector may have: positions and random words are counted in 32 bits."""
+
+ALIGNMENT = 64
+
+if sys.byteorder != "little":
+    raise ImportError("qafel runs on little-endian machines only: its bytes are little-endian")
+
+
+def zeros(size: int) -> Vector:
+    """A zero vector aligned to the cache line."""
+    raw = np.zeros(4 * size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + 4 * size].view(np.float32)
+
+
+def copy(x: Vector) -> Vector:
+    """A copy of ``x`` aligned to the cache line."""
+    out = zeros(x.size)
+    np.copyto(out, x)
+    return out
+
+
+def as_vector(x: npt.ArrayLike, size: int | None = None) -> Vector:
+    """``x`` as a flat contiguous float32 vector of ``size``, or a sentence that says why it is none.
+
+    Wider numbers are not rounded behind your back: only float32 is taken. Finiteness is checked where it
+    costs nothing.
+    """
+    array = np.asarray(x)
+    if array.dtype != np.float32 or array.ndim != 1:
+        raise VectorError(
+            f"expected a flat float32 vector, got {array.dtype} of shape {array.shape}; "
+            "use x.astype('float32').ravel()"
+        )
+    if size is not None and array.size != size:
+        raise VectorError(f"expected {size} coordinates, got {array.size}")
+    if array.size > MAX_SIZE:
+        raise VectorError(f"a vector may have {MAX_SIZE} coordinates, this one has {array.size}")
+    return np.ascontiguousarray(array)
+
+
+def not_finite(x: Vector) -> VectorError:
+    """The error that names the first coordinate of ``x`` that is NaN or infinite."""
+    bad = np.flatnonzero(~np.isfinite(x))
+    return VectorError(
+        f"coordinate {bad[0]} is {x[bad[0]]}: only finite numbers can be coded "
+        f"({bad.size} of {x.size} are not)"
+    )
+
+
+def is_finite(x: Vector) -> bool:
+    """Whether every coordinate is finite; integer comparison, without temporaries larger than a block."""
+    bits = x.view(np.uint32)
+    return all(
+        bool(((bits[i : i + 65536] & 0x7FFFFFFF) < 0x7F800000).all()) for i in range(0, bits.size, 65536)
+    )
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """A named tensor of a layout."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many coordinates it has."""
+        size = 1
+        for side in self.shape:
+            size *= side
+        return size
+
+
+class Layout(msgspec.Struct, frozen=True, array_like=True):
+    """Which named tensor lives where in the flat vector: in order, without gaps."""
+
+    tensors: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        names = [tensor.name for tensor in self.tensors]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"tensor names of a layout must differ: {names}")
+        if any(side < 1 for tensor in self.tensors for side in tensor.shape):
+            raise ConfigError("sides of tensors must be at least 1")
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> "Layout":
+        """The layout of ``{name: shape}``, in that order."""
+        return cls(tuple(Tensor(name, tuple(shape)) for name, shape in shapes.items()))
+
+    @property
+    def size(self) -> int:
+        """Coordinates of the flat vector."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    def slices(self) -> list[tuple[Tensor, slice]]:
+        """Each tensor with its place in the flat vector."""
+        places, start = [], 0
+        for tensor in self.tensors:
+            places.append((tensor, slice(start, start + tensor.size)))
+            start += tensor.size
+        return places
+
+    def flatten(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Vector:
+        """The flat vector of named arrays."""
+        if set(arrays) != {tensor.name for tensor in self.tensors}:
+            raise VectorError(f"expected the tensors {[t.name for t in self.tensors]}, got {list(arrays)}")
+        out = zeros(self.size)
+        for tensor, place in self.slices():
+            if arrays[tensor.name].shape != tensor.shape:
+                raise VectorError(
+                    f"{tensor.name} has shape {arrays[tensor.name].shape}, its layout says {tensor.shape}"
+                )
+            out[place] = arrays[tensor.name].ravel()
+        return out
+
+    def unflatten(self, x: Vector) -> dict[str, Vector]:
+        """Views of the flat vector, by tensor name."""
+        x = as_vector(x, self.size)
+        return {tensor.name: x[place].reshape(tensor.shape) for tensor, place in self.slices()}

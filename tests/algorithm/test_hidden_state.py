@@ -1,0 +1,209 @@
+"""Every copy of the hidden state equals the server's to the bit, whatever a client lived through."""
+
+import numpy as np
+import pytest
+
+from qafel import (
+    Advanced,
+    Answer,
+    Client,
+    Ignored,
+    Job,
+    Missed,
+    OutOfSyncError,
+    Rejected,
+    Server,
+    Stepped,
+    wire,
+)
+from qafel.hidden import IncrementLog
+from qafel.wire import Increment
+
+SIZE = 200
+
+
+def make(**options: object) -> tuple[Job, np.ndarray[tuple[int], np.dtype[np.float32]], Server]:
+    job = Job(size=SIZE, buffer_size=2, **options)  # type: ignore[arg-type]
+    x0 = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
+    return job, x0, Server(job, x0)
+
+
+def step(server: Server, client: Client, rng: np.random.Generator) -> bytes:
+    """Let ``client`` train until the server takes a step; its increment, applied by nobody."""
+    while True:
+        noise = rng.standard_normal(SIZE).astype(np.float32)
+        pull = np.float32(0.1) * noise
+        frame = client.train(lambda x, task, pull=pull: (np.float32(-0.1) * x + pull).astype(np.float32))  # type: ignore[misc]
+        for event in server.receive(frame):
+            if isinstance(event, Stepped):
+                return event.frame
+
+
+def catch_up(server: Server, client: Client) -> list[bytes]:
+    (answer,) = server.receive(client.catch_up())
+    assert isinstance(answer, Answer)
+    for frame in answer.frames:
+        client.apply(frame)
+    return answer.frames
+
+
+def test_after_5000_steps_of_dropouts_late_joiners_replays_and_snapshots_all_copies_are_equal() -> None:
+    job, x0, server = make(server_quantizer="qsgd:4,bucket=64,norm=max")
+    rng = np.random.default_rng(1)
+    trainer = Client(job, x0, client=1000)
+    clients = [Client(job, x0, client=k) for k in range(6)]
+    replays = snapshots = 0
+    for t in range(5000):
+        frame = step(server, trainer, rng)
+        assert isinstance(trainer.apply(frame), Advanced)
+        for k, client in enumerate(clients):
+            if rng.random() < (0.02, 0.1, 0.3, 0.6, 0.9, 0.97)[k]:
+                continue  # asleep: this increment is lost to it
+            event = client.apply(frame)
+            if isinstance(event, Missed):
+                frames = catch_up(server, client)
+                kind = wire.decode(frames[0])
+                replays += isinstance(kind, Increment)
+                snapshots += not isinstance(kind, Increment)
+                assert sum(map(len, frames)) <= len(wire.encode(server.hidden.snapshot(job.id)))
+            assert client.version == server.version
+            assert client.hidden.digest == server.hidden.digest
+        if t % 500 == 250:
+            clients[int(rng.integers(6))] = Client.join(server.welcome(), client=10_000 + t)
+    for client in [*clients, trainer]:
+        catch_up(server, client)
+        assert client.in_sync
+        assert client.hidden.digest == server.hidden.digest
+        assert np.array_equal(client.hidden.x, server.hidden.x)
+    assert server.version == 5000
+    assert replays > 1000
+    assert snapshots > 10
+
+
+def test_every_flipped_bit_of_an_increment_is_noticed_at_once() -> None:
+    job, x0, server = make()
+    frame = step(server, Client(job, x0), np.random.default_rng(2))
+    for bit in range(8 * len(frame)):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        client = Client(job, x0, client=1)
+        event = client.apply(bytes(damaged))
+        assert isinstance(event, Rejected)
+        assert np.array_equal(client.hidden.x, x0)
+        assert client.in_sync
+
+
+def test_a_flipped_payload_bit_under_a_correct_checksum_is_noticed_by_the_digest() -> None:
+    job, x0, server = make()
+    increment = wire.decode(step(server, Client(job, x0), np.random.default_rng(3)))
+    assert isinstance(increment, Increment)
+    noticed = 0
+    for bit in range(8 * len(increment.payload)):
+        payload = bytearray(increment.payload)
+        payload[bit // 8] ^= 1 << bit % 8
+        forged = Increment(
+            increment.job, increment.version, increment.digest, increment.replaces, bytes(payload)
+        )
+        client = Client(job, x0, client=1)
+        event = client.apply(wire.encode(forged))
+        if isinstance(event, Advanced):  # the bit is below the rounding of x̂: nothing differs
+            assert np.array_equal(client.hidden.x, server.hidden.x)
+            continue
+        assert isinstance(event, Rejected)
+        noticed += event.reason == "digest"
+        if event.reason == "digest":
+            with pytest.raises(OutOfSyncError, match="catch_up"):
+                client.begin()
+            catch_up(server, client)
+            assert client.in_sync
+            assert np.array_equal(client.hidden.x, server.hidden.x)
+    assert noticed > 500
+
+
+def test_a_client_that_missed_five_increments_gets_those_five() -> None:
+    job, x0, server = make(server_quantizer="topk:0.05")
+    rng, away = np.random.default_rng(4), Client(job, x0, client=1)
+    worker = Client(job, x0, client=2)
+    missed = []
+    for _ in range(5):
+        missed.append(step(server, worker, rng))
+        worker.apply(missed[-1])
+    assert catch_up(server, away) == missed
+    assert np.array_equal(away.hidden.x, server.hidden.x)
+    assert catch_up(server, away) == []
+
+
+def test_the_log_holds_c_max_increments_and_never_more_bytes_than_a_snapshot() -> None:
+    job, x0, server = make(server_quantizer="qsgd:4,bucket=64,norm=max")
+    rng, worker = np.random.default_rng(5), Client(job, x0)
+    for _ in range(50):
+        worker.apply(step(server, worker, rng))
+        assert (
+            server.log.bytes
+            == sum(len(entry.frame) for entry in server.log.entries)
+            <= server.log.snapshot_bytes
+        )
+    assert len(server.log.entries) == server.log.c_max > 3
+    assert IncrementLog().c_max == 0
+
+
+def test_full_precision_needs_only_the_newest_message() -> None:
+    job, x0, server = make(server_quantizer="identity")
+    rng, worker, away = np.random.default_rng(6), Client(job, x0), Client(job, x0, client=1)
+    for _ in range(7):
+        worker.apply(step(server, worker, rng))
+    frames = catch_up(server, away)
+    assert len(frames) == 1
+    assert np.array_equal(away.hidden.x, server.x)
+
+
+def test_naive_catches_up_with_one_increment() -> None:
+    job, x0, server = make(broadcast="model")
+    rng, worker, away = np.random.default_rng(6), Client(job, x0), Client(job, x0, client=1)
+    for _ in range(7):
+        worker.apply(step(server, worker, rng))
+    frames = catch_up(server, away)
+    assert [type(wire.decode(f)).__name__ for f in frames] == ["Increment"]
+    assert np.array_equal(away.hidden.x, server.hidden.x)
+
+
+def test_old_frames_are_ignored_and_increments_out_of_order_are_missed() -> None:
+    job, x0, server = make()
+    rng, worker, client = np.random.default_rng(7), Client(job, x0), Client(job, x0, client=1)
+    frames = []
+    for _ in range(3):
+        frames.append(step(server, worker, rng))
+        worker.apply(frames[-1])
+    assert client.apply(frames[2]) == Missed(3)
+    assert client.apply(frames[0]) == Advanced(1)
+    assert client.apply(frames[0]) == Ignored(1)
+    snapshot = wire.encode(server.hidden.snapshot(job.id))
+    assert server.hidden.snapshot_bytes(job.id) == len(snapshot)
+    assert client.apply(snapshot) == Advanced(3)
+    assert client.apply(snapshot) == Ignored(3)
+    assert client.apply(server.welcome()) == Rejected("unexpected", "servers do not send Welcome")
+
+
+def test_a_snapshot_that_contradicts_itself_changes_nothing() -> None:
+    job, x0, server = make()
+    good = server.hidden.snapshot(job.id)
+    client = Client.join(server.welcome(), client=1)
+    bad = type(good)(good.job, good.version, good.digest ^ 1, good.payload)
+    assert isinstance(client.apply(wire.encode(bad)), Rejected)
+    assert not client.in_sync
+    assert isinstance(client.apply(wire.encode(good)), Advanced)
+    assert np.array_equal(client.hidden.x, x0)
+
+
+def test_a_drifted_client_is_sent_a_snapshot_not_increments() -> None:
+    job, x0, server = make(server_quantizer="topk:0.05")
+    rng, worker, drifted = np.random.default_rng(8), Client(job, x0), Client(job, x0, client=1)
+    for k in range(3):
+        frame = step(server, worker, rng)
+        worker.apply(frame)
+        if k < 2:
+            drifted.apply(frame)
+    drifted.hidden.digest ^= 1
+    (answer,) = server.receive(drifted.catch_up())
+    assert isinstance(answer, Answer)
+    assert type(wire.decode(answer.frames[0])).__name__ == "Snapshot"

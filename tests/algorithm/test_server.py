@@ -1,0 +1,291 @@
+"""What the server takes, what it refuses, and that it continues from saved state to the same bytes."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qafel import (
+    Accepted,
+    Client,
+    ConfigError,
+    DivergenceError,
+    Job,
+    QafelWarning,
+    Rejected,
+    Server,
+    StateError,
+    Stepped,
+    algorithm,
+    local_sgd,
+    quantizer,
+    wire,
+)
+from qafel.buffer import SeenTasks
+from qafel.vectors import Vector
+from qafel.wire import Update
+
+SIZE = 50
+X0 = np.linspace(-1, 1, SIZE, dtype=np.float32)
+
+
+def shrink(x: Vector, task: object) -> Vector:
+    del task
+    return (np.float32(-0.1) * x).astype(np.float32)
+
+
+def rejection(server: Server, frame: bytes) -> str:
+    """The reason, after checking that nothing but the count of rejections changed."""
+    before, x, total = server.accepted, server.x.tobytes(), server.aggregator.state()
+    count = sum(server.rejections.values())
+    (event,) = server.receive(frame)
+    assert isinstance(event, Rejected)
+    assert event.detail
+    assert (server.accepted, server.x.tobytes(), server.aggregator.state()) == (before, x, total)
+    assert sum(server.rejections.values()) == count + 1
+    assert server.rejections[event.reason]
+    return event.reason
+
+
+def test_everything_that_is_wrong_with_an_update_is_rejected_with_its_reason() -> None:
+    job = Job(size=SIZE, buffer_size=2, max_staleness=1, client_quantizer="identity")
+    server, client = Server(job, X0), Client(job, X0)
+    good = wire.decode(client.train(shrink))
+    assert isinstance(good, Update)
+
+    def update(**changes: object) -> bytes:
+        fields = {name: getattr(good, name) for name in good.__struct_fields__}
+        return wire.encode(Update(**{**fields, **changes}))
+
+    nan = X0.copy()
+    nan[3] = np.nan
+    assert rejection(server, b"") == "malformed"
+    assert rejection(server, b"QF" + bytes(20)) == "malformed"
+    assert rejection(server, update() + b"\0") == "malformed"
+    assert rejection(server, bytes(10**6)) == "malformed"
+    assert rejection(server, update(job=good.job ^ 1)) == "wrong_job"
+    assert rejection(server, update(version=1)) == "unknown_version"
+    assert rejection(server, update(payload=good.payload[:-4])) == "bad_payload"
+    assert rejection(server, update(payload=nan.tobytes())) == "bad_payload"
+    assert rejection(server, server.welcome()) in ("unexpected", "malformed")
+    assert isinstance(server.receive(update())[0], Accepted)
+    assert rejection(server, update()) == "duplicate"
+    for task in range(1, 4):
+        server.receive(update(task=task))
+    assert server.version == 2
+    assert rejection(server, update(task=9)) == "stale"
+
+
+def test_staleness_weights_are_the_papers() -> None:
+    for name, expected in [("constant", 1.0), ("sqrt", 0.5), ("polynomial:1", 0.25)]:
+        job = Job(size=SIZE, buffer_size=1, staleness_weight=name, client_quantizer="identity")
+        server, worker, late = Server(job, X0), Client(job, X0, client=1), Client(job, X0, client=2)
+        slow = late.train(shrink)
+        for _ in range(3):
+            for event in server.receive(worker.train(shrink)):
+                if isinstance(event, Stepped):
+                    worker.apply(event.frame)
+        accepted = server.receive(slow)[0]
+        assert isinstance(accepted, Accepted)
+        assert (accepted.staleness, accepted.weight) == (3, expected)
+
+
+def test_a_weight_of_your_own_is_used_and_checked() -> None:
+    job = algorithm("fedbuff", size=SIZE, buffer_size=1)
+    server, client = Server(job, X0, weight=lambda tau: 0.5**tau), Client(job, X0)
+    accepted = server.receive(client.train(shrink))[0]
+    assert isinstance(accepted, Accepted)
+    assert accepted.weight == 1.0
+    broken = Server(job, X0, weight=lambda tau: float("nan"))
+    with pytest.raises(ConfigError, match="staleness weight"):
+        broken.receive(client.train(shrink))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 60), st.sampled_from(["qafel", "fedbuff", "naive", "fedasync"])
+)
+def test_from_state_continues_to_the_same_bytes_at_any_point(seed: int, cut: int, name: str) -> None:
+    rng = np.random.default_rng(seed)
+    job = algorithm(
+        name, size=SIZE, momentum=0.3, seed=seed % 1000, **({} if name == "fedasync" else {"buffer_size": 3})
+    )
+    server, clients = Server(job, X0), [Client(job, X0, client=k) for k in range(3)]
+    twin, twins, flying = server, clients, []
+    for n in range(70):
+        if n == cut:
+            twin = Server.from_state(server.state())
+            twins = [Client.from_state(client.state()) for client in clients]
+            assert twin.state() == server.state()
+        k = int(rng.integers(3))
+        frame = clients[k].train(shrink)
+        assert n < cut or twins[k].train(shrink) == frame
+        flying.append(frame)
+        if n < 4:
+            continue
+        late = flying.pop(int(rng.integers(len(flying))))
+        if rng.random() < 0.1:
+            flying.append(late)
+        events = server.receive(late)
+        assert n < cut or twin.receive(late) == events
+        for event in events:
+            if isinstance(event, Stepped):
+                for client in {*clients, *twins} if n >= cut else clients:
+                    client.apply(event.frame)
+    assert twin.state() == server.state()
+    assert [t.state() for t in twins] == [c.state() for c in clients]
+
+
+def test_damaged_state_is_refused_with_a_sentence() -> None:
+    job = Job(size=SIZE)
+    server, client = Server(job, X0), Client(job, X0)
+    for good, load in [(server.state(), Server.from_state), (client.state(), Client.from_state)]:
+        for bad in (
+            b"",
+            good[:-1],
+            good + b"\0",
+            good[:40] + bytes([good[40] ^ 1]) + good[41:],
+            b"QF" + good[2:],
+        ):
+            with pytest.raises(StateError, match="saved state"):
+                load(bad)  # type: ignore[operator]
+    with pytest.raises(StateError):
+        Server.from_state(client.state())
+
+
+def test_a_server_quantizer_that_is_no_contraction_warns_diverges_and_names_the_fix() -> None:
+    size = 20_000
+    x0 = np.zeros(size, np.float32)
+    job = Job(size=size, buffer_size=1, client_quantizer="identity", server_quantizer="qsgd:4")
+    with pytest.warns(
+        QafelWarning, match=r"not be a contraction.*use qsgd:4,bucket=256,norm=max or contract:qsgd:4"
+    ):
+        server = Server(job, x0)
+    rng = np.random.default_rng(0)
+
+    def upload(task: int) -> bytes:
+        delta = rng.standard_normal(size).astype(np.float32)
+        return wire.encode(Update(job.id, 0, task, 0, delta.tobytes()))
+
+    def train() -> None:
+        for task in range(100):
+            server.receive(upload(task))
+
+    with pytest.raises(DivergenceError, match=r"diverges.*use qsgd:4,bucket=256,norm=max"):
+        train()
+    assert server.version < 20
+    with pytest.raises(DivergenceError, match="has stopped"):
+        server.receive(upload(101))
+    with pytest.raises(DivergenceError):
+        server.state()
+    for fixed in ("qsgd:4,bucket=256,norm=max", "contract:qsgd:4"):
+        steady = Server(
+            Job(size=size, buffer_size=1, client_quantizer="identity", server_quantizer=fixed), x0
+        )
+        for task in range(100):
+            delta = rng.standard_normal(size).astype(np.float32)
+            steady.receive(wire.encode(Update(steady.job.id, 0, task, 0, delta.tobytes())))
+        assert steady.version == 100
+
+
+def test_a_model_that_overflows_stops_the_server() -> None:
+    job = algorithm("fedbuff", size=2, buffer_size=1, server_rate=1e30)
+    server = Server(job, np.zeros(2, np.float32))
+    huge = np.array([3e38, 0], np.float32)
+    with np.errstate(over="ignore"), pytest.raises(DivergenceError, match="no longer finite"):
+        server.receive(wire.encode(Update(job.id, 0, 0, 0, huge.tobytes())))
+
+
+def test_a_biased_client_quantizer_warns_and_names_the_induced_one() -> None:
+    job = Job(size=SIZE, client_quantizer="topk:0.1")
+    with pytest.warns(QafelWarning, match="induced:topk:0.1") as caught:
+        Server(job, X0)
+    fix = str(caught[0].message).rpartition("; ")[2].split(" ")[0]
+    assert quantizer(fix).unbiased
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Server(Job(size=SIZE, client_quantizer=fix), X0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 200)), max_size=300))
+def test_seen_tasks_equals_a_set(uploads: list[tuple[int, int]]) -> None:
+    seen, reference = SeenTasks(), set()
+    for upload in uploads:
+        assert (upload in seen) == (upload in reference)
+        if upload not in seen:
+            seen.add(*upload)
+        reference.add(upload)
+    again = SeenTasks(seen.rows())
+    assert all(((c, t) in again) == ((c, t) in reference) for c in range(4) for t in range(201))
+
+
+def test_seen_tasks_forgets_nothing_and_stays_small() -> None:
+    seen = SeenTasks()
+    for task in range(0, 100_000, 2):
+        assert (7, task) not in seen
+        seen.add(7, task)
+    assert (7, 0) in seen
+    assert (7, 1) in seen  # beyond the window: refused as if counted
+    assert (7, 99_999) not in seen
+    seen.add(7, 1 << 39)
+    assert (7, 99_999) in seen
+    assert sum(len(bits) for _, _, bits in seen.rows()) <= SeenTasks.WINDOW // 8
+
+
+def test_local_sgd_runs_a_schedule_of_rates() -> None:
+    rates = (0.5, 0.25, 0.125)
+    job = algorithm("fedbuff", size=SIZE, buffer_size=1)
+    server, client = Server(job, X0), Client(job, X0)
+    points = []
+
+    def gradient(y: Vector, task: object, p: int) -> Vector:
+        del task
+        points.append((p, y.copy()))
+        return y
+
+    server.receive(client.train(local_sgd(gradient, rates)))
+    y = X0.astype(np.float64)
+    for p, rate in enumerate(rates):
+        assert points[p][0] == p
+        assert np.allclose(points[p][1], y, atol=1e-6)
+        y = y - rate * y
+    assert np.allclose(server.x, y, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "size"),
+        ({"buffer_size": 0}, "buffer_size"),
+        ({"server_rate": 0.0}, "server_rate"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"max_staleness": -1}, "max_staleness"),
+        ({"staleness_weight": "linear"}, "staleness weight"),
+        ({"broadcast": "none"}, "broadcast"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"client_quantizer": "qsdg:4"}, "nearest valid spec: 'qsgd:4'"),
+    ],
+)
+def test_bad_jobs_get_a_sentence(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Job(**{"size": 5, **options})  # type: ignore[arg-type]
+
+
+def test_a_job_survives_its_bytes_and_its_id_covers_everything() -> None:
+    job = Job(size=SIZE, seed=3)
+    assert Job.from_bytes(job.to_bytes()) == job
+    changes: list[dict[str, object]] = [
+        {"seed": 4},
+        {"momentum": 0.1},
+        {"server_quantizer": "qsgd:8"},
+        {"buffer_size": 9},
+    ]
+    assert len({job.id, *(Job(**{"size": SIZE, "seed": 3, **change}).id for change in changes)}) == 5  # type: ignore[arg-type]
+    assert Job(size=SIZE, client_quantizer="qsgd:levels=7").id == Job(size=SIZE, client_quantizer="qsgd:4").id
+    with pytest.raises(ConfigError, match="unknown algorithm"):
+        algorithm("fedprox", size=3)
+    with pytest.raises(ConfigError, match="has no 'buffersize'"):
+        algorithm("qafel", size=3, buffersize=3)

@@ -1,0 +1,221 @@
+"""Properties of every codec: exact, scale invariant, indifferent to threads and chunks, and sane at the
+edges.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from qafel import FrameError, Layout, VectorError, quantizer, set_threads, vectors
+from qafel.coding import work
+from qafel.coding.indices import decode_indices, encode_indices, max_index_bytes
+from qafel.coding.planes import packed_bytes
+from specs import SPECS, heavy_tailed
+
+SIZES = (0, 1, 2, 7, 8, 9, 255, 256, 257, 511, 512, 513, 1025, 4096, 5000)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("size", SIZES)
+def test_decode_add_is_decoding_then_adding_bit_for_bit(spec: str, size: int) -> None:
+    q, x = quantizer(spec), heavy_tailed(size)
+    payload = q.encode(x, 5)
+    assert len(payload) <= q.max_bytes(size)
+    decoded = q.decode(payload, size)
+    assert decoded.dtype == np.float32
+    assert decoded.shape == (size,)
+    start = heavy_tailed(size, seed=1, scale=1.0)
+    for weight in (1.0, 0.37):
+        total = vectors.copy(start)
+        q.decode_add(payload, total, weight)
+        assert np.array_equal(total, start + np.float32(weight) * decoded)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(SPECS),
+    hnp.arrays(np.float32, st.integers(0, 600), elements=st.floats(-(2.0**90), 2.0**90, width=32)),
+    st.integers(0, 2**64 - 1),
+)
+def test_any_finite_vector_survives_within_the_worst_case(spec: str, x: vectors.Vector, seed: int) -> None:
+    q = quantizer(spec)
+    payload = q.encode(x, seed)
+    assert payload == q.encode(x.copy(), seed)
+    decoded = q.decode(payload, x.size)
+    assert np.isfinite(decoded).all()
+    if not q.unbiased:  # deterministic, or a sub-sum: a bound on each outcome
+        error, power = (decoded - x).astype(np.float64), x.astype(np.float64)
+        if spec.startswith(("affine", "topk", "identity")) and power.any() and np.abs(x).max() > 1e-30:
+            assert error @ error <= (q.omega(x.size) + 1e-5) * (power @ power)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_scaling_by_a_power_of_two_commutes_with_quantizing(spec: str) -> None:
+    q, x = quantizer(spec), heavy_tailed(700, scale=1.0)
+    x[np.abs(x) < 2.0**-8] = 0
+    reference = q.decode(q.encode(x, 3), x.size)
+    smallest = float(np.abs(x[x != 0]).min())
+    lowest = -126 - int(np.floor(np.log2(smallest)))
+    for k in (1, -1, 20, -20, 60, -60, 99, -99, -101, 118, lowest):
+        scaled = np.ldexp(x, k)
+        if not np.isfinite(scaled).all():
+            continue
+        got = q.decode(q.encode(scaled, 3), x.size)
+        wanted = np.ldexp(reference.astype(np.float64), k).astype(np.float32)
+        assert np.array_equal(got, wanted), k
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if "randk" not in s])
+def test_denormal_numbers_go_to_a_nearby_representable_one(spec: str) -> None:
+    """Below the normal numbers the grid of float32 is finer than needed for nothing: errors stay within a
+    grid step of the scaled case.
+    """
+    q, x = quantizer(spec), heavy_tailed(300, scale=1.0)
+    tiny = np.ldexp(x, -140)
+    reference = q.decode(q.encode(np.ldexp(tiny, 100), 3), x.size)
+    got = q.decode(q.encode(tiny, 3), x.size)
+    step = 2.0**-149
+    assert np.abs(got.astype(np.float64) - np.ldexp(reference.astype(np.float64), -100)).max() <= 130 * step
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_zero_vector_stays_zero_and_the_largest_numbers_stay_finite(spec: str) -> None:
+    q = quantizer(spec)
+    assert not q.decode(q.encode(np.zeros(300, np.float32), 1), 300).any()
+    largest = np.full(300, np.finfo(np.float32).max)
+    largest[::2] *= -1
+    try:
+        payload = q.encode(largest, 1)
+    except VectorError as error:
+        assert "beyond float32" in str(error)
+    else:
+        try:
+            assert np.isfinite(q.decode(payload, 300)).all()
+        except FrameError as error:
+            assert spec.startswith("induced")
+            assert "beyond float32" in str(error)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_are_refused_with_their_coordinate(spec: str, bad: float) -> None:
+    x = heavy_tailed(1000)
+    x[637] = bad
+    with pytest.raises(VectorError, match="coordinate 637 is"):
+        quantizer(spec).encode(x, 1)
+
+
+@pytest.mark.parametrize("bad", [np.zeros(3), np.zeros((2, 2), np.float32), [1, 2], np.zeros(3, np.int32)])
+def test_only_flat_float32_vectors_are_taken(bad: object) -> None:
+    with pytest.raises(VectorError, match="flat float32"):
+        quantizer("qsgd:4").encode(bad, 1)  # type: ignore[arg-type]
+
+
+def test_a_strided_or_read_only_vector_is_coded_like_any_other() -> None:
+    x = heavy_tailed(2000)
+    strided = x[::2]
+    frozen = strided.copy()
+    frozen.flags.writeable = False
+    for spec in SPECS:
+        assert quantizer(spec).encode(strided, 1) == quantizer(spec).encode(frozen, 1)
+    assert x.flags.writeable
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_bytes_do_not_depend_on_threads_or_chunks(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, x = quantizer(spec), heavy_tailed(20_011)
+    set_threads(1)
+    payload, decoded = q.encode(x, 9), q.decode(q.encode(x, 9), x.size)
+    try:
+        for count, chunk in ((2, 512), (2, 1000), (3, 4096), (8, 513)):
+            monkeypatch.setattr(work, "CHUNK", chunk)
+            set_threads(count)
+            assert q.encode(x, 9) == payload
+            assert np.array_equal(q.decode(payload, x.size), decoded)
+    finally:
+        set_threads(1)
+
+
+def test_a_vector_of_a_hundred_million_coordinates() -> None:
+    size = 10**8
+    x = np.zeros(size, np.float32)
+    x[:: 10**6] = np.linspace(-1, 1, 100, dtype=np.float32)
+    x[-1] = 0.5
+    for spec in ("qsgd:4,bucket=256,norm=max", "topk:200"):
+        q = quantizer(spec)
+        payload = q.encode(x, 1)
+        decoded = q.decode(payload, size)
+        assert np.abs(decoded - x).max() <= 1 / 7
+        assert decoded[-1] == np.float32(0.5)
+        assert np.count_nonzero(decoded) <= 101
+    assert len(payload) < 1500
+
+
+def test_affine_gives_each_tensor_its_own_range_and_leaves_biases_alone() -> None:
+    layout = Layout.of({"weight": (10, 20), "bias": (10,), "head": (3, 10)})
+    x = heavy_tailed(240)
+    x[:200] *= 1000
+    plain, bound = quantizer("affine:4"), quantizer("affine:4", layout)
+    assert bound == plain
+    decoded = bound.decode(bound.encode(x, 0), 240)
+    assert np.array_equal(decoded[200:210], x[200:210])
+    head = x[210:]
+    assert np.array_equal(decoded[210:], plain.decode(plain.encode(head, 0), 30))
+    assert bound.max_bytes(240) == 10 + 100 + 40 + 10 + 15
+    assert bound.omega(240) == pytest.approx(200 / (2 * 15**2 + 198))
+    with pytest.raises(VectorError, match="layout has 240"):
+        bound.encode(x[:-1].copy(), 0)
+    composed = quantizer("induced:affine:4+qsgd:4", layout)
+    assert composed.decode(composed.encode(x, 1), 240).shape == (240,)
+
+
+@given(st.integers(0, 400), st.data())
+def test_positions_survive_their_coding_and_never_cost_more_than_a_bitmap(
+    size: int, data: st.DataObject
+) -> None:
+    chosen = sorted(data.draw(st.sets(st.integers(0, size - 1)))) if size else []
+    indices = np.array(chosen, np.int64)
+    coded = encode_indices(indices, size)
+    assert len(coded) <= max_index_bytes(size)
+    assert np.array_equal(decode_indices(coded, size, len(chosen)), indices)
+
+
+def test_positions_of_one_percent_cost_about_their_entropy() -> None:
+    size, count = 100_000, 1000
+    indices = np.sort(np.random.default_rng(0).choice(size, count, replace=False))
+    entropy = count * (np.log2(size / count) + 1 / np.log(2))
+    assert 8 * len(encode_indices(indices, size)) < 1.06 * entropy
+    assert 8 * len(encode_indices(indices, size)) < 32 * count / 3
+
+
+@given(st.integers(0, 3000), st.integers(1, 16))
+def test_packed_bytes_is_tight(count: int, width: int) -> None:
+    bits = count * width
+    assert -(-bits // 8) <= packed_bytes(count, width) <= -(-bits // 8) + 3
+    assert packed_bytes(512 * 3, width) == 512 * 3 * width // 8
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if s != "identity"])
+def test_a_bad_payload_leaves_the_accumulator_untouched(spec: str) -> None:
+    q, x = quantizer(spec), heavy_tailed(600)
+    payload = bytearray(q.encode(x, 1))
+    rng, untouched = np.random.default_rng(0), 0
+    for _ in range(200):
+        damaged = bytearray(payload)
+        for _ in range(3):
+            damaged[rng.integers(len(damaged))] ^= int(rng.integers(1, 256))
+        total = np.ones(600, np.float32)
+        try:
+            q.decode_add(bytes(damaged), total)
+        except FrameError:
+            untouched += 1
+            assert (total == 1).all()
+        else:
+            assert np.isfinite(total).all()
+    for wrong in (payload[:-1], payload + b"\0", b""):
+        total = np.ones(600, np.float32)
+        with pytest.raises(FrameError):
+            q.decode_add(bytes(wrong), total)
+        assert (total == 1).all()

@@ -1,0 +1,206 @@
+"""Frames: strict decoding, and no bytes that do harm. Their committed bytes are in ``tests/golden``."""
+
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qafel import Client, FrameError, Job, Rejected, Server, StateError, quantizer, wire
+from qafel.coding.indices import decode_indices, max_index_bytes
+from qafel.hidden import HiddenState
+from qafel.wire import CatchUp, Increment, Snapshot, Update, Welcome
+from specs import SPECS, heavy_tailed
+
+EXAMPLES: list[wire.Message] = [
+    Update(1, 2, 3, 4, b"abc"),
+    Update(2**64 - 1, 2**64 - 1, 2**40 - 1, 2**40 - 1, b""),
+    Increment(1, 2, 3, False, b"abc"),
+    Increment(2**64 - 1, 2**40 - 1, 2**64 - 1, True, b"\x00" * 300),
+    Snapshot(1, 2, 3, b"abcd"),
+    CatchUp(1, 2, 3, 4, True),
+    Welcome(1, b"terms"),
+]
+
+words = st.integers(0, 2**64 - 1)
+counts = st.integers(0, 2**40 - 1)
+messages = st.one_of(
+    st.builds(Update, words, words, counts, counts, st.binary(max_size=100)),
+    st.builds(Increment, words, counts, words, st.booleans(), st.binary(max_size=100)),
+    st.builds(Snapshot, words, counts, words, st.binary(max_size=100)),
+    st.builds(CatchUp, words, words, counts, words, st.booleans()),
+    st.builds(Welcome, words, st.binary(max_size=100)),
+)
+
+
+@given(messages)
+def test_every_message_survives_its_frame(message: wire.Message) -> None:
+    frame = wire.encode(message)
+    assert wire.decode(frame) == message
+    with pytest.raises(FrameError):
+        wire.decode(frame + b"\0")
+    with pytest.raises(FrameError):
+        wire.decode(frame[:-1])
+    with pytest.raises(FrameError, match="at most"):
+        wire.decode(frame, limit=len(frame) - 1)
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", b"x" * 255, b"x" * 256, b"x" * 65536])
+def test_an_update_or_increment_costs_at_most_64_bytes_over_its_payload(payload: bytes) -> None:
+    big, count = 2**64 - 1, 2**40 - 1
+    for message in (Update(big, big, count, count, payload), Increment(big, count, big, True, payload)):
+        assert len(wire.encode(message)) - len(payload) <= wire.MAX_OVERHEAD <= 64
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 16_383, 16_384])
+def test_the_length_of_a_snapshot_is_known_without_making_it(size: int) -> None:
+    for version in (0, 127, 128, 65536, 2**33):
+        state = HiddenState(np.zeros(size, np.float32), version)
+        assert state.snapshot_bytes(7) == len(wire.encode(state.snapshot(7)))
+
+
+def resealed(frame: bytes, body: bytes) -> bytes:
+    """A frame of the same kind whose checksum is right for ``body``."""
+    return wire.seal(frame[:2], frame[2], body)
+
+
+def mutated(rng: random.Random, good: bytes) -> bytes:
+    """A byte string that is random, or nearly ``good``."""
+    kind = rng.randrange(6)
+    if kind == 0:
+        return rng.randbytes(rng.randrange(2 * len(good) + 20))
+    data = bytearray(good)
+    if kind == 1:
+        del data[rng.randrange(len(data) + 1) :]
+    elif kind == 2:
+        data += rng.randbytes(rng.randrange(1, 20))
+    elif kind == 3 and data:
+        at = rng.randrange(len(data))
+        data[at : at + 4] = rng.randbytes(4)
+    elif data:
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    return bytes(data)
+
+
+CASES = 100_000
+
+
+def test_a_hundred_thousand_byte_strings_are_a_message_or_a_frame_error() -> None:
+    rng = random.Random(0)
+    frames = [wire.encode(message) for message in EXAMPLES]
+    tracemalloc.start()
+    taken = 0
+    for k in range(CASES):
+        frame = frames[k % len(frames)]
+        data = mutated(rng, frame) if k % 2 else resealed(frame, mutated(rng, frame[wire.HEADER :]))
+        try:
+            wire.decode(data)
+            taken += 1
+        except FrameError:
+            pass
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 1000 < taken < CASES / 2
+    assert peak < 1 << 20
+
+
+REPRESENTATIVES = {*{quantizer(spec).name: spec for spec in SPECS}.values(), "qsgd:4,bucket=256,norm=max"}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_hundred_thousand_payloads_are_a_finite_vector_or_a_frame_error(spec: str) -> None:
+    q, size = quantizer(spec), 40
+    rng, good = random.Random(1), q.encode(heavy_tailed(size), 1)
+    q.decode(good, size)
+    tracemalloc.start()
+    refused = 0
+    cases = CASES if spec in REPRESENTATIVES else CASES // 20
+    for _ in range(cases):
+        try:
+            decoded = q.decode(mutated(rng, good), size)
+        except FrameError:
+            refused += 1
+            continue
+        assert decoded.size == size
+        assert np.isfinite(decoded).all()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert refused > cases / 10
+    assert peak < 1 << 18
+
+
+def test_a_hundred_thousand_codings_of_positions() -> None:
+    from qafel.coding.indices import encode_indices
+
+    rng, size = random.Random(2), 300
+    for _ in range(CASES):
+        count = rng.randrange(40)
+        good = encode_indices(np.array(sorted(rng.sample(range(size), count)), np.int64), size)
+        try:
+            indices = decode_indices(mutated(rng, good), size, count)
+        except FrameError:
+            continue
+        assert len(indices) == count
+        assert (np.diff(indices) > 0).all()
+        assert count == 0 or 0 <= indices[0] <= indices[-1] < size
+    assert max_index_bytes(size) == 39
+
+
+@pytest.mark.parametrize("kind", ["server", "client", "job", "welcome"])
+def test_a_hundred_thousand_damaged_states_and_jobs(kind: str) -> None:
+    job = Job(size=8, buffer_size=2)
+    x0 = np.zeros(8, np.float32)
+    server, client = Server(job, x0), Client(job, x0)
+    server.receive(client.train(lambda x, task: x + 1))
+    loaders = {
+        "server": (server.state(), Server.from_state),
+        "client": (client.state(), Client.from_state),
+        "welcome": (server.welcome(), lambda data: Client.join(data, client=3)),
+    }
+    rng = random.Random(3)
+    cases = CASES if kind == "job" else CASES // 10
+    for k in range(cases):
+        if kind == "job":
+            try:
+                Job.from_bytes(mutated(rng, job.to_bytes()))
+            except FrameError:
+                pass
+            continue
+        good, load = loaders[kind]
+        data = mutated(rng, good) if k % 5 == 0 else resealed(good, mutated(rng, good[wire.HEADER :]))
+        try:
+            load(data)  # type: ignore[operator]
+        except (StateError, FrameError):
+            pass
+
+
+def test_whatever_a_client_sends_the_server_answers_with_events() -> None:
+    job = Job(size=8, buffer_size=2, client_quantizer="qsgd:4")
+    x0 = np.zeros(8, np.float32)
+    server, client = Server(job, x0), Client(job, x0)
+    rng, update = random.Random(4), client.train(lambda x, task: x + 1)
+    reasons = set()
+    for k in range(CASES):
+        good = (update, client.catch_up())[k % 2]
+        data = mutated(rng, good) if k % 3 == 0 else resealed(good, mutated(rng, good[wire.HEADER :]))
+        for event in server.receive(data):
+            if isinstance(event, Rejected):
+                reasons.add(event.reason)
+    assert {"malformed", "wrong_job", "duplicate", "bad_payload", "unknown_version"} <= reasons
+
+
+def test_a_declared_size_is_never_believed() -> None:
+    """A payload that claims four gigabytes, in a frame of a few bytes, allocates nothing."""
+    body = bytes([0x96, 1, 1, 2, 3, 4, 0xC6, 0xFF, 0xFF, 0xFF, 0xFF])
+    tracemalloc.start()
+    with pytest.raises(FrameError):
+        wire.decode(wire.seal(wire.MAGIC, wire.FORMAT, body))
+    for spec in SPECS:
+        with pytest.raises(FrameError):
+            quantizer(spec).decode(b"\xff" * 16, 10**8)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 16
