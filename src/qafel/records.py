@@ -20,7 +20,7 @@ def provenance(*packages: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this package lies in, marked if files differ from it; None outside of one."""
+    """The commit of the checkout this package lies in, marked if files differ from it; None without one."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],  # noqa: S607

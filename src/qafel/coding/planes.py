@@ -24,6 +24,7 @@ def parts(width: int) -> tuple[int, ...]:
     return (*low, *(part for part in (8, 4, 2, 1) if rest & part))
 
 
+@cache
 def packed_bytes(count: int, width: int) -> int:
     """How many bytes ``count`` codes of ``width`` bits take."""
     full, last = divmod(count, GROUP)

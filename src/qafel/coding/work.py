@@ -6,16 +6,21 @@ process.
 """
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import numpy.typing as npt
+
 from qafel.errors import ConfigError
 
-CHUNK = 1 << 19
+CHUNK = 1 << 21
 """A range shorter than this is not worth another thread."""
 
 _pool: ThreadPoolExecutor | None = None
 _threads: int | None = None
+_kept = threading.local()
 
 
 def threads() -> int:
@@ -57,6 +62,14 @@ def over_ranges(kernel: Callable[[int, int], int], size: int, unit: int) -> int:
         _pool = ThreadPoolExecutor(threads(), thread_name_prefix="qafel")
     starts = range(0, size, length)
     return max(_pool.map(lambda start: kernel(start, min(start + length, size)), starts))
+
+
+def scratch(length: int) -> npt.NDArray[np.uint8]:
+    """Bytes to write into, a thread's same ones every time: touching fresh memory costs as much as encoding."""
+    kept: npt.NDArray[np.uint8] | None = getattr(_kept, "bytes", None)
+    if kept is None or kept.size < length:
+        kept = _kept.bytes = np.empty(length, np.uint8)
+    return kept[:length]
 
 
 def _forget_pool() -> None:

@@ -25,6 +25,9 @@ BLOCK = 8 * GROUP
 CHUNK = 8 * BLOCK
 """What stays in the second-level cache between its norms and its codes."""
 
+BELOW_ONE = F32(1 - 2.0**-24)
+"""Times a normal number: the next smaller one, without a branch."""
+
 INFINITY = 0x7F800000
 """The bits of float32 infinity: larger magnitudes are NaN."""
 
@@ -103,9 +106,8 @@ def _scales(norm, full):
         return before, F32(0)
     scaled = F32(norm * before)
     rate = F32(full / scaled)
-    if F32(scaled * rate) > full:
-        rate = np.nextafter(rate, F32(0))
-    return before, rate
+    lower = F32(rate * BELOW_ONE)
+    return before, lower if F32(scaled * rate) > full else rate
 
 
 @njit(nogil=True, cache=True)
@@ -237,9 +239,8 @@ def _step(norm, levels):
         before = F32(2.0**-64)
     scaled = F32(norm * before)
     step = F32(scaled / F32(levels))
-    if F32(step * F32(levels)) > scaled:
-        step = np.nextafter(step, F32(0))
-    return before, step
+    lower = F32(step * BELOW_ONE)
+    return before, lower if F32(step * F32(levels)) > scaled else step
 
 
 @njit(nogil=True, cache=True)

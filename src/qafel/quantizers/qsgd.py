@@ -17,7 +17,7 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.planes import GROUP, packed_bytes
-from qafel.coding.work import CHUNK, over_ranges
+from qafel.coding.work import CHUNK, over_ranges, scratch
 from qafel.errors import FrameError, VectorError
 from qafel.quantizers.base import Quantizer, register
 from qafel.quantizers.spec import Arguments
@@ -97,7 +97,7 @@ class QSGD(Quantizer):
 
         x = vectors.as_vector(x)
         size, buckets = x.size, self._buckets(x.size)
-        out = np.empty(self.max_bytes(size), np.uint8)
+        out = scratch(self.max_bytes(size))
         bits, norms, codes = x.view(np.uint32), out[: 4 * buckets].view(np.uint32), out[4 * buckets :]
         bits.flags.writeable = False
         bucket, l2 = self.bucket or max(size, 1), self.norm == "l2"
