@@ -65,7 +65,7 @@ def over_ranges(kernel: Callable[[int, int], int], size: int, unit: int) -> int:
 
 
 def scratch(length: int) -> npt.NDArray[np.uint8]:
-    """Bytes to write into, a thread's same ones every time: touching fresh memory costs as much as encoding."""
+    """A thread's own bytes to write into: touching fresh memory would cost as much as encoding."""
     kept: npt.NDArray[np.uint8] | None = getattr(_kept, "bytes", None)
     if kept is None or kept.size < length:
         kept = _kept.bytes = np.empty(length, np.uint8)
