@@ -9,14 +9,15 @@ server's, or that was told the job only, is out of sync: it refuses to train unt
 ``catch_up`` is the frame to ask with.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
 from qafel import streams, vectors, wire
-from qafel.config import Job
-from qafel.errors import ConfigError, FrameError, OutOfSyncError, StateError
+from qafel.config import DEFAULT_QUANTIZER, Job
+from qafel.errors import ConfigError, FrameError, OutOfSyncError, QafelWarning, StateError
 from qafel.hidden import HiddenState
 from qafel.vectors import Vector
 from qafel.wire import CatchUp, Increment, Rejected, Snapshot, Update, Welcome
@@ -81,6 +82,13 @@ class Client:
         self.job = job
         self.client = client
         self.quantizer, self.server_quantizer = job.quantizers()
+        if not self.quantizer.unbiased:
+            warnings.warn(
+                f"the client quantizer {job.client_quantizer} is biased and the convergence theory needs an "
+                f"unbiased one; induced:{job.client_quantizer}+{DEFAULT_QUANTIZER} is unbiased",
+                QafelWarning,
+                stacklevel=2,
+            )
         self._hidden = None if x is None else HiddenState(vectors.as_vector(x, job.size))
         self.next_task = 0
         self._job_id = job.id

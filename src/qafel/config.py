@@ -9,14 +9,13 @@ One server runs them all; the algorithms are presets of a job:
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
 from qafel import wire
-from qafel.errors import ConfigError, QafelWarning
+from qafel.errors import ConfigError
 from qafel.quantizers import Quantizer, quantizer
 from qafel.vectors import MAX_SIZE, Layout
 
@@ -97,25 +96,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.broadcast == "model" or quantizer(self.server_quantizer).lossless
 
     def quantizers(self) -> tuple[Quantizer, Quantizer]:
-        """(Q_c, Q_s), bound to the layout; warns of a pair that the theory does not cover."""
-        client = quantizer(self.client_quantizer, self.layout)
-        server = quantizer(self.server_quantizer, self.layout)
-        if not client.unbiased:
-            warnings.warn(
-                f"the client quantizer {client.spec} is biased and the convergence theory needs an unbiased "
-                f"one; induced:{client.spec}+{DEFAULT_QUANTIZER} is unbiased",
-                QafelWarning,
-                stacklevel=3,
-            )
-        if self.broadcast == "difference" and server.delta(self.size) <= 0:
-            warnings.warn(
-                f"the server quantizer {server.spec} need not be a contraction at {self.size} coordinates "
-                f"(worst-case delta {server.delta(self.size):.3g}), and x − x̂ may grow without bound; "
-                f"use {remedy(server, self.size)}",
-                QafelWarning,
-                stacklevel=3,
-            )
-        return client, server
+        """(Q_c, Q_s), bound to the layout."""
+        return quantizer(self.client_quantizer, self.layout), quantizer(self.server_quantizer, self.layout)
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -13,6 +13,7 @@ x̂ a thousandfold, or x is not finite.
 """
 
 import math
+import warnings
 from collections import Counter
 from typing import NoReturn
 
@@ -22,7 +23,7 @@ import numpy as np
 from qafel import vectors, wire
 from qafel.buffer import Aggregator, Buffer, SeenTasks
 from qafel.config import Job, Weight, remedy, weight
-from qafel.errors import ConfigError, DivergenceError, FrameError, StateError
+from qafel.errors import ConfigError, DivergenceError, FrameError, QafelWarning, StateError
 from qafel.hidden import Entry, HiddenState, IncrementLog, read_model
 from qafel.streams import derive
 from qafel.vectors import Vector
@@ -83,6 +84,15 @@ class Server:
     ) -> None:
         self.job = job
         self.client_quantizer, self.server_quantizer = job.quantizers()
+        delta = self.server_quantizer.delta(job.size)
+        if not job.replaces and delta <= 0:
+            warnings.warn(
+                f"the server quantizer {job.server_quantizer} need not be a contraction at {job.size} "
+                f"coordinates (worst-case delta {delta:.3g}), and x − x̂ may grow without bound; "
+                f"use {remedy(self.server_quantizer, job.size)}",
+                QafelWarning,
+                stacklevel=2,
+            )
         self.x = vectors.copy(vectors.as_vector(x, job.size))
         self.momentum = vectors.zeros(job.size)
         self.hidden = HiddenState(self.x)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -45,6 +46,20 @@ def test_quantizers_lists_every_registered_one() -> None:
     text = qafel("quantizers", "qsgd:4", "--size", "29282").stdout
     assert "14,645" in text
     assert "-23.4" in text
+
+
+def test_quantizers_measures_on_a_vector_of_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "delta.npy"
+    np.save(path, np.random.default_rng(0).standard_normal((20, 50)))
+    answer = qafel_json(
+        "quantizers", "qsgd:4,bucket=256,norm=max", "topk:0.1", "--on", str(path), "--seeds", "16"
+    )
+    assert answer["size"] == 1000
+    dense, sparse = answer["quantizers"]
+    assert 0.01 < dense["nmse"] < 0.1
+    assert abs(dense["bias"]) < 0.1 * dense["nmse"]
+    assert sparse["bias"] > 0.3
+    assert "bias²" in qafel("quantizers", "affine:4", "--on", str(path), "--seeds", "2").stdout
 
 
 def test_theory_answers_which_quantizers_and_what_they_cost() -> None:
@@ -99,6 +114,8 @@ def test_the_demo_ends_with_a_table_and_a_figure(tmp_path: Path) -> None:
         (["theory", "bound", "-L", "0"], "smoothness must be positive"),
         (["bench", "codec", "-d", "0"], "must be at least 1"),
         (["demo", "--uploads", "0"], "uploads must be at least 1"),
+        (["quantizers", "--on", "/nowhere.npy"], "No such file"),
+        (["quantizers", "--on", __file__], "is not a .npy file"),
     ],
 )
 def test_a_mistake_gets_one_sentence_and_exit_code_2(arguments: list[str], sentence: str) -> None:

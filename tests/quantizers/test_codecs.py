@@ -67,17 +67,26 @@ def test_scaling_by_a_power_of_two_commutes_with_quantizing(spec: str) -> None:
         assert np.array_equal(got, wanted), k
 
 
-@pytest.mark.parametrize("spec", [s for s in SPECS if "randk" not in s])
-def test_denormal_numbers_go_to_a_nearby_representable_one(spec: str) -> None:
-    """Below the normal numbers the grid of float32 is finer than needed for nothing: errors stay within a
-    grid step of the scaled case.
-    """
-    q, x = quantizer(spec), heavy_tailed(300, scale=1.0)
-    tiny = np.ldexp(x, -140)
-    reference = q.decode(q.encode(np.ldexp(tiny, 100), 3), x.size)
-    got = q.decode(q.encode(tiny, 3), x.size)
-    step = 2.0**-149
-    assert np.abs(got.astype(np.float64) - np.ldexp(reference.astype(np.float64), -100)).max() <= 130 * step
+EXACT_BELOW = [s for s in SPECS if "qsgd" not in s or ("norm=max" in s and "+" not in s)]
+
+
+@pytest.mark.parametrize("spec", EXACT_BELOW)
+def test_denormal_numbers_go_to_the_nearest_representable_one(spec: str) -> None:
+    q, tiny = quantizer(spec), np.ldexp(heavy_tailed(300, scale=1.0), -140)
+    assert 0 < np.abs(tiny).max() < 2.0**-126
+    reference = q.decode(q.encode(np.ldexp(tiny, 100), 3), tiny.size)
+    wanted = np.ldexp(reference.astype(np.float64), -100).astype(np.float32)
+    assert np.array_equal(q.decode(q.encode(tiny, 3), tiny.size), wanted)
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if s not in EXACT_BELOW])
+def test_a_denormal_l2_norm_is_the_nearest_representable_one(spec: str) -> None:
+    """The norm itself is a float32 here: half a grid step off at most, and all that hangs on it."""
+    q, tiny = quantizer(spec), np.ldexp(heavy_tailed(300, scale=1.0), -140)
+    reference = q.decode(q.encode(np.ldexp(tiny, 100), 3), tiny.size).astype(np.float64)
+    got = q.decode(q.encode(tiny, 3), tiny.size).astype(np.float64)
+    coarse = np.abs(got - np.ldexp(reference, -100)) > 2 * 2.0**-149
+    assert coarse.mean() < 0.05  # a level may tip over where the norm moved
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -193,6 +193,8 @@ def bound_command(
         "condition": theory.condition(mine),
         "largest_local_rate": theory.largest_local_rate(mine),
         "largest_server_rate": theory.largest_server_rate(mine),
+        "simple_local_rate": theory.simple_rates(mine)[0],
+        "simple_server_rate": theory.simple_rates(mine)[1],
     }
     if json:
         totals = {name: sum(column.values()) for name, column in terms.items()}
@@ -217,5 +219,7 @@ def bound_command(
         f"τ_max,K = {s.max_staleness}\n"
         f"The learning-rate condition {verdict}: {shown['condition']} ≤ 1 is needed. "
         f"Largest η_ℓ with this η_g: {shown['largest_local_rate']}; "
-        f"largest η_g with these η_ℓ: {shown['largest_server_rate']}."
+        f"largest η_g with these η_ℓ: {shown['largest_server_rate']}.\n"
+        f"The paper's simpler condition: η_g ≤ {shown['simple_server_rate']} and "
+        f"η_ℓ ≤ {shown['simple_local_rate']}."
     )
