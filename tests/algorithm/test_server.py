@@ -14,6 +14,7 @@ from qafel import (
     DivergenceError,
     Job,
     QafelWarning,
+    Quantizer,
     Rejected,
     Server,
     StateError,
@@ -23,7 +24,7 @@ from qafel import (
     quantizer,
     wire,
 )
-from qafel.buffer import SeenTasks
+from qafel.buffer import Buffer, SeenTasks
 from qafel.vectors import Vector
 from qafel.wire import Update
 
@@ -234,6 +235,34 @@ def test_seen_tasks_forgets_nothing_and_stays_small() -> None:
     seen.add(7, 1 << 39)
     assert (7, 99_999) in seen
     assert sum(len(bits) for _, _, bits in seen.rows()) <= SeenTasks.WINDOW // 8
+
+
+class Sealed(Buffer):
+    """An aggregator whose sum can be opened only later, like a secure one: pending until told otherwise."""
+
+    def __init__(self, quantizer: Quantizer, size: int) -> None:
+        super().__init__(quantizer, size)
+        self.pending = True
+
+
+def test_an_aggregator_of_your_own_may_answer_later() -> None:
+    job = algorithm("fedbuff", size=SIZE, buffer_size=2)
+    plain, client = Server(job, X0), Client(job, X0)
+    sealed = Sealed(plain.client_quantizer, SIZE)
+    server = Server(job, X0, aggregator=sealed)
+    frames = [client.train(shrink) for _ in range(2)]
+    for frame in frames:
+        plain.receive(frame)
+        assert [type(event) for event in server.receive(frame)] == [Accepted]
+    assert server.version == 0
+    assert server.advance() == []
+    again = Server.from_state(server.state(), aggregator=Sealed(plain.client_quantizer, SIZE))
+    assert again.aggregator.count == 2
+    sealed.pending = False
+    (stepped,) = server.advance()
+    assert isinstance(stepped, Stepped)
+    assert np.array_equal(server.x, plain.x)
+    assert server.advance() == []
 
 
 def test_local_sgd_runs_a_schedule_of_rates() -> None:

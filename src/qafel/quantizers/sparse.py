@@ -7,6 +7,7 @@ means ⌈0.1·d⌉ coordinates, ``topk:100`` means 100 (all, where there are few
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Self
@@ -39,9 +40,9 @@ class Sparse(Quantizer):
         """1 − k/d."""
         return 1.0 - self.kept(size) / size if size else 0.0
 
+    @abstractmethod
     def positions(self, data: bytes, size: int) -> Indices:
         """Where the values belong, read from the payload's head."""
-        raise NotImplementedError
 
     def decode(self, data: bytes, size: int) -> Vector:
         """The values at their places, zero elsewhere."""
