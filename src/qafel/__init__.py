@@ -5,7 +5,7 @@ hidden state that server and clients share. Start with ``Job`` or ``algorithm``,
 ``quantizer`` reads spec strings; ``qafel.theory`` has the formulas.
 """
 
-from qafel.client import Advanced, Client, Ignored, Missed, Task, local_sgd
+from qafel.client import Advanced, Client, Drifted, Ignored, Missed, Task, local_sgd
 from qafel.coding.work import set_threads
 from qafel.config import Job, algorithm
 from qafel.errors import (
@@ -35,6 +35,7 @@ __all__ = [
     "Client",
     "ConfigError",
     "DivergenceError",
+    "Drifted",
     "FrameError",
     "Ignored",
     "Job",

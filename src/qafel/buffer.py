@@ -13,6 +13,7 @@ from qafel import vectors
 from qafel.errors import StateError
 from qafel.quantizers import Quantizer
 from qafel.vectors import Vector
+from qafel.wire import Update
 
 
 class Aggregator(Protocol):
@@ -26,7 +27,7 @@ class Aggregator(Protocol):
     def pending(self) -> bool:
         """Whether ``finish`` cannot be answered yet, though the updates are there."""
 
-    def add(self, payload: bytes, weight: float) -> None:
+    def add(self, update: Update, weight: float) -> None:
         """Take in one update; FrameError, and nothing changed, if its payload is bad."""
 
     def finish(self) -> Vector:
@@ -48,9 +49,10 @@ class Buffer:
         self.count = 0
         self.pending = False
 
-    def add(self, payload: bytes, weight: float) -> None:
+    def add(self, update: Update, weight: float) -> None:
         """sum ← sum + w·Δ."""
-        self.quantizer.decode_add(payload, self.sum, weight)
+        with np.errstate(all="ignore"):
+            self.quantizer.decode_add(update.payload, self.sum, weight)
         self.count += 1
 
     def finish(self) -> Vector:

@@ -9,6 +9,7 @@ server's, or that was told the job only, is out of sync: it refuses to train unt
 ``catch_up`` is the frame to ask with.
 """
 
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -17,14 +18,14 @@ import numpy as np
 
 from qafel import streams, vectors, wire
 from qafel.config import DEFAULT_QUANTIZER, Job
-from qafel.errors import ConfigError, FrameError, OutOfSyncError, QafelWarning, StateError
+from qafel.errors import ConfigError, FrameError, OutOfSyncError, QafelWarning, StateError, VectorError
 from qafel.hidden import HiddenState
 from qafel.vectors import Vector
 from qafel.wire import CatchUp, Increment, Rejected, Snapshot, Update, Welcome
 
 STATE_MAGIC = b"QC"
 STATE_FORMAT = 1
-MAX_WELCOME = 1 << 24
+MAX_WELCOME = 1 << 20
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -37,9 +38,9 @@ class Task(msgspec.Struct, frozen=True):
     x: Vector
     """y_0: a copy of x̂, yours to change."""
 
-    def generator(self) -> np.random.Generator:
-        """The task's own random generator, for batches and the like."""
-        return streams.generator(self.seed, "train")
+    def generator(self, *names: int | str) -> np.random.Generator:
+        """A random generator of the task's own, for batches and the like: same names, same numbers."""
+        return streams.generator(self.seed, "train", *names)
 
 
 class Advanced(msgspec.Struct, frozen=True):
@@ -54,13 +55,19 @@ class Ignored(msgspec.Struct, frozen=True):
     version: int
 
 
+class Drifted(msgspec.Struct, frozen=True):
+    """x̂ differs from the server's at ``version`` and was thrown away: send ``catch_up()``."""
+
+    version: int
+
+
 class Missed(msgspec.Struct, frozen=True):
     """Increments before ``version`` are missing: send ``catch_up()``."""
 
     version: int
 
 
-Event = Advanced | Ignored | Missed | Rejected
+Event = Advanced | Drifted | Ignored | Missed | Rejected
 
 Trainer = Callable[[Vector, Task], Vector]
 Gradient = Callable[[Vector, Task, int], Vector]
@@ -70,17 +77,21 @@ class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     job: bytes
     client: wire.Word
     next_task: wire.Count
+    asked: bool
     hidden: Snapshot | None
 
 
 class Client:
     """A client of one job. Without ``x``, the agreed model x⁰, it is out of sync until its first snapshot."""
 
-    def __init__(self, job: Job, x: Vector | None = None, *, client: int = 0) -> None:
-        if not 0 <= client < 1 << 64:
+    def __init__(self, job: Job, x: Vector | None = None, *, client: int) -> None:
+        try:
+            self.client = operator.index(client)
+        except TypeError as error:
+            raise ConfigError(f"a client has a whole number of its own, and {client!r} is none") from error
+        if not 0 <= self.client < 1 << 64:
             raise ConfigError(f"a client's number must fit into 64 bits, and {client} does not")
         self.job = job
-        self.client = client
         self.quantizer, self.server_quantizer = job.quantizers()
         if not self.quantizer.unbiased:
             warnings.warn(
@@ -91,6 +102,7 @@ class Client:
             )
         self._hidden = None if x is None else HiddenState(vectors.as_vector(x, job.size))
         self.next_task = 0
+        self._asked = False
         self._job_id = job.id
         self._frame_limit = max(self.server_quantizer.max_bytes(job.size), 4 * job.size) + wire.MAX_OVERHEAD
 
@@ -98,9 +110,12 @@ class Client:
     def join(cls, welcome: bytes, *, client: int) -> "Client":
         """A newcomer, from the server's welcome; ask for a snapshot with ``catch_up`` next."""
         message = wire.decode(welcome, MAX_WELCOME)
-        if not isinstance(message, Welcome) or wire.fingerprint(message.terms) != message.job:
-            raise FrameError("this is not a welcome, or not to the job it names")
-        return cls(Job.from_bytes(message.terms), client=client)
+        if not isinstance(message, Welcome):
+            raise FrameError(f"expected a Welcome, got {type(message).__name__}")
+        job = Job.from_bytes(message.terms)
+        if job.id != message.job:
+            raise FrameError("the welcome names a job and describes another")
+        return cls(job, client=client)
 
     @property
     def in_sync(self) -> bool:
@@ -137,12 +152,17 @@ class Client:
 
     def catch_up(self) -> bytes:
         """The frame that asks the server for what is missing."""
+        self._asked = True
         digest = self._hidden.digest if self._hidden else 0
         return wire.encode(CatchUp(self._job_id, self.client, self.version, digest, not self.in_sync))
 
     def begin(self) -> Task:
         """Start a task from the x̂ of this moment; increments may be applied while it runs."""
         x = vectors.copy(self.hidden.x)
+        if self.next_task >= 1 << 40:
+            raise ConfigError(
+                f"client {self.client} has used up its 2⁴⁰ task numbers; join under a new number"
+            )
         number, self.next_task = self.next_task, self.next_task + 1
         seed = streams.derive(self.job.seed, "task", self.client, number)
         return Task(self.client, number, self.version, seed, x)
@@ -152,7 +172,7 @@ class Client:
         payload = self.quantizer.encode(
             vectors.as_vector(delta, self.job.size), streams.derive(task.seed, "update")
         )
-        return wire.encode(Update(self._job_id, self.client, task.number, task.version, payload))
+        return wire.encode(Update(self._job_id, task.client, task.number, task.version, payload))
 
     def train(self, trainer: Trainer) -> bytes:
         """Run ``trainer(x̂, task) -> delta`` and give the update frame.
@@ -161,37 +181,54 @@ class Client:
         most of it.
         """
         task = self.begin()
-        return self.finish(task, trainer(task.x, task))
+        delta = trainer(task.x, task)
+        if delta is None:
+            raise VectorError("the trainer returned nothing; it must return its delta, y_P − y_0")
+        return self.finish(task, delta)
+
+    def __repr__(self) -> str:
+        return (
+            f"Client({self.client}, version={self.version}, in_sync={self.in_sync}, job={self._job_id:016x})"
+        )
 
     def _increment(self, increment: Increment) -> Event:
         if increment.replaces != self.job.replaces:
             return Rejected(
                 "malformed", "an increment that replaces x̂ where it should be added, or the other way round"
             )
-        if increment.version <= self.version:
-            return Ignored(increment.version)
-        if self._hidden is None or (not increment.replaces and increment.version != self.version + 1):
+        if self._hidden is not None and increment.version <= self.version:
+            same = increment.version < self.version or increment.digest == self._hidden.digest
+            return Ignored(increment.version) if same else self._drift(increment.version)
+        if not increment.replaces and (self._hidden is None or increment.version != self.version + 1):
             return Missed(increment.version)
-        self._hidden.advance(
+        hidden = self._hidden or HiddenState(vectors.zeros(self.job.size))
+        hidden.advance(
             increment.payload, self.server_quantizer, version=increment.version, replaces=increment.replaces
         )
-        if self._hidden.digest != increment.digest:
-            self._hidden = None
-            return Rejected(
-                "digest", f"x̂ differs from the server's at version {increment.version}; a snapshot is needed"
-            )
+        if hidden.digest != increment.digest:
+            return self._drift(increment.version)
+        self._hidden = hidden
         return Advanced(self.version)
 
     def _snapshot(self, snapshot: Snapshot) -> Event:
-        if self.in_sync and snapshot.version <= self.version:
+        """Take what the server says, even if it moves x̂ back, when it answers us or contradicts us."""
+        old = self._hidden
+        if old is not None and (old.version, old.digest) == (snapshot.version, snapshot.digest):
+            return Ignored(snapshot.version)
+        if old is not None and snapshot.version < old.version and not self._asked:
             return Ignored(snapshot.version)
         self._hidden = HiddenState.restore(snapshot, self.job.size)
+        self._asked = False
         return Advanced(self.version)
+
+    def _drift(self, version: int) -> Drifted:
+        self._hidden = None
+        return Drifted(version)
 
     def state(self) -> bytes:
         """Everything that decides what comes next, exactly."""
         hidden = self._hidden.snapshot(self._job_id) if self._hidden else None
-        body = _State(self.job.to_bytes(), self.client, self.next_task, hidden)
+        body = _State(self.job.to_bytes(), self.client, self.next_task, self._asked, hidden)
         return wire.seal(STATE_MAGIC, STATE_FORMAT, msgspec.msgpack.encode(body))
 
     @classmethod
@@ -203,18 +240,20 @@ class Client:
             client._hidden = HiddenState.restore(saved.hidden, client.job.size) if saved.hidden else None
         except FrameError as error:
             raise StateError(f"this is not the saved state of a client: {error}") from error
-        client.next_task = saved.next_task
+        client.next_task, client._asked = saved.next_task, saved.asked
         return client
 
 
 def local_sgd(gradient: Gradient, rates: Sequence[float]) -> Trainer:
     """A trainer of P = len(rates) local steps y ← y − η_ℓ^(p)·g(y), with ``gradient(y, task, p)``."""
-    steps = [np.float32(rate) for rate in rates]
+    steps = [np.float32(rate) for rate in np.ravel(rates)]
+    if not steps or not all(0 < rate < np.inf for rate in steps):
+        raise ConfigError(f"local_sgd needs at least one local rate, all positive, not {rates!r}")
 
     def train(x: Vector, task: Task) -> Vector:
         delta = np.zeros_like(x)
         for p, rate in enumerate(steps):
-            delta -= rate * gradient(x + delta, task, p)
+            delta -= rate * vectors.as_vector(gradient(x + delta, task, p), x.size)
         return delta
 
     return train

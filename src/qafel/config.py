@@ -9,6 +9,7 @@ One server runs them all; the algorithms are presets of a job:
 """
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ from qafel.vectors import MAX_SIZE, Layout
 
 Weight = Callable[[int], float]
 
+MAX_PAYLOAD = (1 << 32) - 1
+"""Bytes that one field of a frame can have."""
 DEFAULT_QUANTIZER = "qsgd:4,bucket=256,norm=max"
 
 
@@ -51,13 +54,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Named tensors of the model, for the quantizers that look at them."""
 
     def __post_init__(self) -> None:
+        for name in ("size", "buffer_size", "max_staleness", "seed"):
+            _set(self, name, operator.index, "a whole number", optional=name == "max_staleness")
+        for name in ("server_rate", "momentum"):
+            _set(self, name, float, "a number")
         if not 1 <= self.size <= MAX_SIZE:
             raise ConfigError(f"size must be from 1 to {MAX_SIZE}, not {self.size}")
         if self.layout is not None and self.layout.size != self.size:
             raise ConfigError(f"the layout has {self.layout.size} coordinates, the job {self.size}")
         if not 1 <= self.buffer_size < 1 << 31:
             raise ConfigError(f"buffer_size must be at least 1, not {self.buffer_size}")
-        if not 0 < self.server_rate < math.inf:
+        if not 0 < self.server_rate < 3.4e38:
             raise ConfigError(f"server_rate must be positive, not {self.server_rate}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be at least 0 and below 1, not {self.momentum}")
@@ -67,10 +74,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigError("seed must fit into 64 bits")
         if self.broadcast not in ("difference", "model"):
             raise ConfigError(f"broadcast must be 'difference' or 'model', not {self.broadcast!r}")
-        weight(self.staleness_weight)
-        for field in ("client_quantizer", "server_quantizer"):
-            canonical = quantizer(getattr(self, field)).spec
-            msgspec.structs.force_setattr(self, field, canonical)
+        if not isinstance(self.staleness_weight, str):
+            raise ConfigError(
+                "staleness_weight is a name; a function of your own goes into Server(…, weight=…)"
+            )
+        named_weight(self.staleness_weight)
+        for name in ("client_quantizer", "server_quantizer"):
+            found = quantizer(getattr(self, name), self.layout)
+            if found.max_bytes(self.size) > MAX_PAYLOAD:
+                raise ConfigError(f"a message of {found.spec} at {self.size} coordinates would exceed 4 GB")
+            msgspec.structs.force_setattr(self, name, found.spec)
 
     def to_bytes(self) -> bytes:
         """The bytes that ``Welcome`` carries and ``id`` is a fingerprint of."""
@@ -100,6 +113,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return quantizer(self.client_quantizer, self.layout), quantizer(self.server_quantizer, self.layout)
 
 
+def _set(job: Job, name: str, convert: Callable[[Any], Any], what: str, *, optional: bool = False) -> None:
+    """Make a field what it should be: equal jobs must have equal bytes, and 1 is not 1.0 there."""
+    value = getattr(job, name)
+    if value is None and optional:
+        return
+    try:
+        if isinstance(value, str | bool):
+            raise TypeError
+        msgspec.structs.force_setattr(job, name, convert(value))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} must be {what}, not {value!r}") from error
+
+
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "qafel": {},
     "fedbuff": {"client_quantizer": "identity", "server_quantizer": "identity"},
@@ -123,7 +149,7 @@ def algorithm(name: str, *, size: int, **options: Any) -> Job:
     return Job(size=size, **{**ALGORITHMS[name], **options})
 
 
-def weight(name: str) -> Weight:
+def named_weight(name: str) -> Weight:
     """The staleness weight w(τ) of that name."""
     kind, _, argument = name.partition(":")
     if name == "constant":
@@ -136,9 +162,7 @@ def weight(name: str) -> Weight:
         power = math.nan
     if kind == "polynomial" and 0 <= power < math.inf:
         return lambda staleness: float((1 + staleness) ** -power)
-    raise ConfigError(
-        f"unknown staleness weight {name!r}; use constant, sqrt, polynomial:a (a ≥ 0), or pass a callable"
-    )
+    raise ConfigError(f"unknown staleness weight {name!r}; use constant, sqrt, or polynomial:a with a ≥ 0")
 
 
 def remedy(q: Quantizer, size: int) -> str:
@@ -147,4 +171,5 @@ def remedy(q: Quantizer, size: int) -> str:
     if q.unbiased:
         scaled = quantizer(f"contract:{q.spec}")
         fixes.append(f"{scaled.spec} (delta {scaled.delta(size):.3g})")
-    return " or ".join(fixes) + ", or more levels, a smaller bucket, the max norm"
+    advice = ", or more levels, a smaller bucket, the max norm" if q.name == "qsgd" else ""
+    return " or ".join(fixes) + advice

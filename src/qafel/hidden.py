@@ -9,6 +9,7 @@ Rules:
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -24,19 +25,23 @@ class HiddenState:
     """x̂ with its version and digest."""
 
     def __init__(self, x: Vector, version: int = 0) -> None:
-        self.x = vectors.copy(vectors.as_vector(x))
-        if not vectors.is_finite(self.x):
-            raise vectors.not_finite(self.x)
+        self._x = vectors.copy(vectors.as_vector(x))
+        if not vectors.is_finite(self._x):
+            raise vectors.not_finite(self._x)
         self.version = version
         self.digest = self._digest()
 
+    @property
+    def x(self) -> Vector:
+        """x̂ to look at; only ``advance`` changes it."""
+        return vectors.read_only(self._x)
+
     def advance(self, payload: bytes, quantizer: Quantizer, *, version: int, replaces: bool) -> None:
         """x̂ ← x̂ + q, or x̂ ← q, now at ``version``; FrameError, and nothing changed, if the payload is bad."""
-        if replaces:
-            self.x = quantizer.decode(payload, self.x.size)
-        else:
-            quantizer.decode_add(payload, self.x)
-        self.version = version
+        x = vectors.zeros(self._x.size) if replaces else self._x
+        with np.errstate(all="ignore"):
+            quantizer.decode_add(payload, x)
+        self._x, self.version = x, version
         self.digest = self._digest()
 
     @classmethod
@@ -49,16 +54,16 @@ class HiddenState:
 
     def snapshot(self, job: int) -> Snapshot:
         """x̂ in full, as a message."""
-        return Snapshot(job, self.version, self.digest, self.x.tobytes())
+        return Snapshot(job, self.version, self.digest, self._x.tobytes())
 
     def snapshot_bytes(self, job: int) -> int:
         """The length of the snapshot's frame, without making it."""
         empty = Snapshot(job, self.version, self.digest, b"")
-        size = 4 * self.x.size
+        size = 4 * self._x.size
         return len(wire.encode(empty)) + size + (0 if size < 1 << 8 else 1 if size < 1 << 16 else 3)
 
     def _digest(self) -> int:
-        return digest(self.x, self.version)
+        return digest(self._x, self.version)
 
 
 def digest(x: Vector, version: int) -> int:
@@ -76,42 +81,43 @@ def read_model(payload: bytes, size: int) -> Vector:
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """An increment in the log."""
 
-    version: int
-    digest: int
+    version: wire.Count
+    digest: wire.Word
     replaces: bool
     frame: bytes
 
 
 class IncrementLog:
-    """The newest increments: as many as cost fewer bytes than a snapshot, so a replay never costs more than
-    one.
-    """
+    """The newest increments: as many as cost no more bytes than a snapshot."""
 
-    def __init__(self) -> None:
-        self.snapshot_bytes = 0
-        self.entries: deque[Entry] = deque()
-        self.bytes = 0
+    def __init__(self, entries: Iterable[Entry] = (), snapshot_bytes: int = 0) -> None:
+        self.entries = deque(entries)
+        self.snapshot_bytes = snapshot_bytes
+
+    @property
+    def cost(self) -> int:
+        """Bytes of all of it."""
+        return sum(len(entry.frame) for entry in self.entries)
 
     def append(self, increment: Increment, frame: bytes, snapshot_bytes: int) -> None:
-        """Take in the newest increment and let go of what costs more to replay than the snapshot of that
-        version.
-        """
+        """Take in the newest increment; let go of what costs more to replay than the snapshot does."""
         self.snapshot_bytes = snapshot_bytes
         if increment.replaces:
             self.entries.clear()
-            self.bytes = 0
         self.entries.append(Entry(increment.version, increment.digest, increment.replaces, frame))
-        self.bytes += len(frame)
-        while self.bytes > self.snapshot_bytes:
-            self.bytes -= len(self.entries.popleft().frame)
+        while self.cost > self.snapshot_bytes:
+            self.entries.popleft()
 
     @property
     def c_max(self) -> int:
         """C_max: how many increments of the mean size cost one snapshot."""
-        return int(self.snapshot_bytes * len(self.entries) / self.bytes) if self.bytes else 0
+        return self.snapshot_bytes * len(self.entries) // self.cost if self.entries else 0
 
     def missing(self, version: int, client_digest: int) -> list[bytes] | None:
-        """The frames that lead a client from ``version`` to the newest; None where only a snapshot helps."""
+        """The frames that lead a client from ``version`` to the newest; None where only a snapshot helps.
+
+        Version −1 stands for a client that has nothing.
+        """
         first = self.entries[0] if self.entries else None
         if first is not None and first.replaces and version < first.version:
             return [entry.frame for entry in self.entries]

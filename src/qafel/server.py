@@ -8,22 +8,22 @@ paper).
                                        x̂ ← x̂ + q,   k ← 0,   t ← t + 1
 
 ``receive`` never raises for what a client sent: a frame that is not taken is a ``Rejected`` event with a
-reason, changes nothing, and is counted. It raises DivergenceError when the quantizer alone has blown up x −
-x̂ a thousandfold, or x is not finite.
+reason, changes nothing, and is counted. It raises DivergenceError, and from then on does nothing else, when
+the quantizer alone has blown up x − x̂ a thousandfold or the model has left float32.
 """
 
 import math
 import warnings
 from collections import Counter
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
 import numpy as np
 
 from qafel import vectors, wire
 from qafel.buffer import Aggregator, Buffer, SeenTasks
-from qafel.config import Job, Weight, remedy, weight
-from qafel.errors import ConfigError, DivergenceError, FrameError, QafelWarning, StateError
+from qafel.config import Job, Weight, named_weight, remedy
+from qafel.errors import ConfigError, DivergenceError, FrameError, QafelWarning, StateError, VectorError
 from qafel.hidden import Entry, HiddenState, IncrementLog, read_model
 from qafel.streams import derive
 from qafel.vectors import Vector
@@ -69,11 +69,12 @@ class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     momentum: bytes
     hidden: Snapshot
     aggregator: bytes
-    seen: list[tuple[int, int, bytes]]
+    seen: list[tuple[wire.Word, wire.Count, bytes]]
     log: list[Entry]
-    rejections: dict[str, int]
-    accepted: int
-    growth: float
+    rejections: dict[str, wire.Count]
+    accepted: wire.Count
+    growth: Annotated[float, msgspec.Meta(ge=0, le=GROWTH_LIMIT)]
+    own: tuple[bool, bool]
 
 
 class Server:
@@ -85,7 +86,7 @@ class Server:
         self.job = job
         self.client_quantizer, self.server_quantizer = job.quantizers()
         delta = self.server_quantizer.delta(job.size)
-        if not job.replaces and delta <= 0:
+        if not (job.replaces or delta > 0):
             warnings.warn(
                 f"the server quantizer {job.server_quantizer} need not be a contraction at {job.size} "
                 f"coordinates (worst-case delta {delta:.3g}), and x − x̂ may grow without bound; "
@@ -93,19 +94,30 @@ class Server:
                 QafelWarning,
                 stacklevel=2,
             )
-        self.x = vectors.copy(vectors.as_vector(x, job.size))
-        self.momentum = vectors.zeros(job.size)
-        self.hidden = HiddenState(self.x)
+        self._x = vectors.copy(vectors.as_vector(x, job.size))
+        self._momentum = vectors.zeros(job.size)
+        self.hidden = HiddenState(self._x)
         self.log = IncrementLog()
-        self.aggregator: Aggregator = aggregator or Buffer(self.client_quantizer, job.size)
+        self.aggregator: Aggregator = (
+            Buffer(self.client_quantizer, job.size) if aggregator is None else aggregator
+        )
+        self._own = (weight is not None, aggregator is not None)
         self.seen = SeenTasks()
         self.accepted = 0
         self.rejections: Counter[str] = Counter()
-        self._weight = weight or _named_weight(job)
+        self._weight = named_weight(job.staleness_weight) if weight is None else weight
         self._growth = 0.0
         self._diverged: str | None = None
         self._job_id = job.id
         self._frame_limit = self.client_quantizer.max_bytes(job.size) + wire.MAX_OVERHEAD
+
+    def __repr__(self) -> str:
+        return f"Server(version={self.version}, accepted={self.accepted}, job={self._job_id:016x})"
+
+    @property
+    def x(self) -> Vector:
+        """The model, to look at."""
+        return vectors.read_only(self._x)
 
     @property
     def version(self) -> int:
@@ -139,7 +151,7 @@ class Server:
         """The frames that bring a client up to date."""
         if not request.fresh and (request.version, request.digest) == (self.version, self.hidden.digest):
             return []
-        frames = None if request.fresh else self.log.missing(request.version, request.digest)
+        frames = self.log.missing(-1 if request.fresh else request.version, request.digest)
         return [wire.encode(self.hidden.snapshot(self._job_id))] if frames is None else frames
 
     def welcome(self) -> bytes:
@@ -147,47 +159,44 @@ class Server:
         return wire.encode(Welcome(self._job_id, self.job.to_bytes()))
 
     def _update(self, update: Update) -> list[Event]:
-        staleness = self.version - update.version
+        staleness, most = self.version - update.version, self.job.max_staleness
         if (update.client, update.task) in self.seen:
-            return [self._reject("duplicate", f"task {update.task} of client {update.client} was counted")]
+            return [self._reject("duplicate", "this task was counted", update)]
         if staleness < 0:
-            return [
-                self._reject(
-                    "unknown_version", f"started from version {update.version}, and this is {self.version}"
-                )
-            ]
-        if self.job.max_staleness is not None and staleness > self.job.max_staleness:
-            return [self._reject("stale", f"staleness {staleness}, and {self.job.max_staleness} is the most")]
+            detail = f"started from version {update.version}, and this is {self.version}"
+            return [self._reject("unknown_version", detail, update)]
+        if most is not None and staleness > most:
+            return [self._reject("stale", f"staleness {staleness}, and {most} is the most", update)]
         weight = float(self._weight(staleness))
         if not 0 <= weight < math.inf:
             raise ConfigError(
                 f"the staleness weight must be finite and not negative, and w({staleness}) is {weight}"
             )
         try:
-            self.aggregator.add(update.payload, weight)
+            self.aggregator.add(update, weight)
         except FrameError as error:
-            return [self._reject("bad_payload", str(error))]
+            return [self._reject("bad_payload", str(error), update)]
         self.seen.add(update.client, update.task)
         self.accepted += 1
         return [Accepted(update.client, update.task, staleness, weight), *self.advance()]
 
     def _step(self) -> Stepped:
-        mean = self.aggregator.finish() / np.float32(self.job.buffer_size)
-        self.momentum = np.float32(self.job.momentum) * self.momentum + mean
-        x = self.x + np.float32(self.job.server_rate) * self.momentum
-        if not vectors.is_finite(x):
-            self._diverge(
-                f"the model is no longer finite at version {self.version}; lower the learning rates"
+        count = self.aggregator.count
+        with np.errstate(all="ignore"):
+            mean = self.aggregator.finish() / np.float32(count)
+            self._momentum = np.float32(self.job.momentum) * self._momentum + mean
+            x = self._x + np.float32(self.job.server_rate) * self._momentum
+            target = x if self.job.replaces else x - self.hidden.x
+        try:
+            payload = self.server_quantizer.encode(target, derive(self.job.seed, "increment", self.version))
+            self.hidden.advance(
+                payload, self.server_quantizer, version=self.version + 1, replaces=self.job.replaces
             )
-        target = x if self.job.replaces else x - self.hidden.x
-        seed = derive(self.job.seed, "increment", self.version)
-        payload = self.server_quantizer.encode(target, seed)
+        except (VectorError, FrameError) as error:
+            self._diverge(f"the model left float32 at version {self.version} ({error}); lower the rates")
         before = _norm(target)
-        self.x = x
-        self.hidden.advance(
-            payload, self.server_quantizer, version=self.version + 1, replaces=self.job.replaces
-        )
-        residual = _distance(self.x, self.hidden.x)
+        self._x = x
+        residual = _distance(self._x, self.hidden.x)
         self._watch(before, residual)
         increment = Increment(self._job_id, self.version, self.hidden.digest, self.job.replaces, payload)
         frame = wire.encode(increment)
@@ -219,17 +228,19 @@ class Server:
                 f"{self._diverged} (this server has stopped; continue from a state saved before)"
             )
 
-    def _reject(self, reason: str, detail: str) -> Rejected:
+    def _reject(self, reason: str, detail: str, update: Update | None = None) -> Rejected:
         self.rejections[reason] += 1
-        return Rejected(reason, detail)
+        if update is None:
+            return Rejected(reason, detail)
+        return Rejected(reason, detail, update.client, update.task)
 
     def state(self) -> bytes:
         """Everything that decides what comes next, exactly."""
         self._refuse_if_diverged()
         body = _State(
             job=self.job.to_bytes(),
-            x=self.x.tobytes(),
-            momentum=self.momentum.tobytes(),
+            x=self._x.tobytes(),
+            momentum=self._momentum.tobytes(),
             hidden=self.hidden.snapshot(self._job_id),
             aggregator=self.aggregator.state(),
             seen=self.seen.rows(),
@@ -237,6 +248,7 @@ class Server:
             rejections=dict(sorted(self.rejections.items())),
             accepted=self.accepted,
             growth=self._growth,
+            own=self._own,
         )
         return wire.seal(STATE_MAGIC, STATE_FORMAT, msgspec.msgpack.encode(body))
 
@@ -251,32 +263,29 @@ class Server:
             saved = wire.unpack(wire.unseal(STATE_MAGIC, STATE_FORMAT, data), msgspec.msgpack.Decoder(_State))
             job = Job.from_bytes(saved.job)
             server = cls(job, read_model(saved.x, job.size), weight=weight, aggregator=aggregator)
-            server.momentum = read_model(saved.momentum, job.size)
+            server._momentum = read_model(saved.momentum, job.size)
             server.hidden = HiddenState.restore(saved.hidden, job.size)
         except FrameError as error:
             raise StateError(f"this is not the saved state of a server: {error}") from error
+        if server._own != saved.own:
+            raise StateError(
+                "this saved state goes with a weight or aggregator of your own; hand the same ones in"
+            )
         server.aggregator.restore(saved.aggregator)
         server.seen = SeenTasks(saved.seen)
-        for entry in saved.log:
-            server.log.entries.append(entry)
-            server.log.bytes += len(entry.frame)
-        server.log.snapshot_bytes = server.hidden.snapshot_bytes(job.id)
+        server.log = IncrementLog(saved.log, server.hidden.snapshot_bytes(job.id))
         server.rejections = Counter(saved.rejections)
         server.accepted, server._growth = saved.accepted, saved.growth
         return server
 
 
-def _named_weight(job: Job) -> Weight:
-    return weight(job.staleness_weight)
-
-
 def _norm(x: Vector) -> float:
     from qafel.quantizers import kernels
 
-    return math.sqrt(kernels.squared_norm(x, 0, x.size))
+    return math.sqrt(kernels.squared_norm(vectors.read_only(x), 0, x.size))
 
 
 def _distance(x: Vector, y: Vector) -> float:
     from qafel.quantizers import kernels
 
-    return math.sqrt(kernels.squared_distance(x, y))
+    return math.sqrt(kernels.squared_distance(vectors.read_only(x), vectors.read_only(y)))

@@ -25,8 +25,10 @@ def beta(rates: Sequence[float]) -> float:
     return math.fsum(rate * rate for rate in rates)
 
 
-def max_staleness(max_staleness_1: int, buffer_size: int) -> int:
+def buffered_staleness(max_staleness_1: int, buffer_size: int) -> int:
     """τ_max,K ≤ ⌈τ_max,1 / K⌉."""
+    if max_staleness_1 < 0 or buffer_size < 1:
+        raise ConfigError("the staleness must not be negative, and the buffer size at least 1")
     return -(-max_staleness_1 // buffer_size)
 
 
@@ -40,8 +42,13 @@ def phi(steps: int, delta: float, *, unbiased: bool) -> float:
     if delta <= 0:
         return math.inf
     if unbiased:
-        return (1 - delta) * (1 - (1 - delta) ** (steps - 1)) / delta
-    return 4 / delta**2 * (1 - (1 - delta / 2) ** steps)
+        return (1 - delta) * _one_minus_power(delta, steps - 1) / delta
+    return 4 / delta**2 * _one_minus_power(delta / 2, steps)
+
+
+def _one_minus_power(delta: float, power: int) -> float:
+    """1 − (1 − δ)^power, exact for tiny δ."""
+    return 1.0 if delta >= 1 else -math.expm1(power * math.log1p(-delta))
 
 
 def phi_limit(delta: float, *, unbiased: bool) -> float:
@@ -96,8 +103,11 @@ class Setting:
         """P."""
         return len(self.rates)
 
-    def with_quantizers(self, client: Quantizer, server: Quantizer, size: int) -> "Setting":
+    def with_quantizers(self, client: str | Quantizer, server: str | Quantizer, size: int) -> "Setting":
         """The same run with these quantizers at a dimension."""
+        client, server = quantizer(client), quantizer(server)
+        if not client.unbiased:
+            raise ConfigError(f"the theory needs an unbiased client quantizer, and {client.spec} is biased")
         return replace(
             self,
             client_delta=client.delta(size),
@@ -107,37 +117,27 @@ class Setting:
 
 
 def condition(s: Setting) -> float:
-    """The left-hand side of the learning-rate condition, which must not exceed 1; biased server quantizers
-    have their own.
-    """
-    staleness = (
-        3
-        * alpha(s.rates)
-        * s.smoothness**2
-        * s.server_rate**2
-        * phi_limit(s.server_delta, unbiased=s.server_unbiased)
-    )
-    return (staleness + s.smoothness * s.server_rate) * _crowd(s) * s.local_steps * max(s.rates)
-
-
-def largest_local_rate(s: Setting) -> float:
-    """The largest peak of the local rates, their schedule's shape kept, that meets the condition."""
-    peak = max(s.rates)
-    spread = _crowd(s) * s.local_steps * peak
-    curve = (
-        3
-        * alpha(s.rates)
-        * (s.smoothness * s.server_rate) ** 2
-        * phi_limit(s.server_delta, unbiased=s.server_unbiased)
-    )
-    return peak * _positive_root(curve * spread, s.smoothness * s.server_rate * spread)
+    """The left-hand side of the learning-rate condition (biased server quantizers have their own): ≤ 1."""
+    a, b = _condition(s)
+    return a * s.server_rate**2 + b * s.server_rate
 
 
 def largest_server_rate(s: Setting) -> float:
     """The largest η_g that meets the condition with the local rates as they are."""
-    spread = _crowd(s) * s.local_steps * max(s.rates)
-    curve = 3 * alpha(s.rates) * s.smoothness**2 * phi_limit(s.server_delta, unbiased=s.server_unbiased)
-    return _positive_root(curve * spread, s.smoothness * spread)
+    return _positive_root(*_condition(s))
+
+
+def largest_local_rate(s: Setting) -> float:
+    """The largest peak of the local rates, their schedule's shape kept, that meets the condition."""
+    a, b = _condition(s)
+    return max(s.rates) * _positive_root(a * s.server_rate**2, b * s.server_rate)
+
+
+def _condition(s: Setting) -> tuple[float, float]:
+    """(a, b) of the condition a·η_g² + b·η_g ≤ 1; scaling all local rates by c scales them by c² and c."""
+    spread = (1 + (1 - s.client_delta) / s.buffer_size) * s.local_steps * max(s.rates)
+    limit = phi_limit(s.server_delta, unbiased=s.server_unbiased)
+    return 3 * alpha(s.rates) * s.smoothness**2 * limit * spread, s.smoothness * spread
 
 
 def simple_rates(s: Setting) -> tuple[float, float]:
@@ -145,10 +145,6 @@ def simple_rates(s: Setting) -> tuple[float, float]:
     k, p = s.buffer_size, s.local_steps
     quantized = 1 / (3 * phi_limit(s.server_delta, unbiased=s.server_unbiased) * p)
     return min(k / (2 * p * (k + 1 - s.client_delta)), quantized), 1 / s.smoothness
-
-
-def _crowd(s: Setting) -> float:
-    return 1 + (1 - s.client_delta) / s.buffer_size
 
 
 def _positive_root(a: float, b: float) -> float:
@@ -236,15 +232,15 @@ class Cost:
     omega: float
     delta: float
     client: bool
-    """Whether the theory allows it at clients: unbiased."""
+    """Whether the theory allows it at clients: unbiased, and the rates meet the condition."""
     server: bool
-    """Whether the theory allows it at the server: δ > 0."""
+    """Whether the theory allows it at the server: δ > 0, and the rates meet the condition."""
     client_bound: float
-    """The bound with it at clients, in units of FedBuff's."""
+    """The bound with it at clients, in units of FedBuff's; infinite where there is none."""
     server_bound: float
-    client_rate: float
-    """The largest local rate with it at clients."""
-    server_rate: float
+    client_max_rate: float
+    """The largest local rate with it at clients; 0 where none is allowed."""
+    server_max_rate: float
 
 
 def costs(s: Setting, size: int, specs: Iterable[str]) -> list[Cost]:
@@ -253,8 +249,9 @@ def costs(s: Setting, size: int, specs: Iterable[str]) -> list[Cost]:
     reference = bound(s.with_quantizers(exact, exact, size)).total
     rows = []
     for q in map(quantizer, specs):
-        at_client, at_server = s.with_quantizers(q, exact, size), s.with_quantizers(exact, q, size)
-        client, server = q.unbiased, q.delta(size) > 0
+        at_client = s.with_quantizers(q, exact, size) if q.unbiased else None
+        at_server = s.with_quantizers(exact, q, size) if q.delta(size) > 0 else None
+        client, server = (at is not None and condition(at) <= 1 for at in (at_client, at_server))
         rows.append(
             Cost(
                 spec=q.spec,
@@ -265,10 +262,10 @@ def costs(s: Setting, size: int, specs: Iterable[str]) -> list[Cost]:
                 delta=q.delta(size),
                 client=client,
                 server=server,
-                client_bound=bound(at_client).total / reference if client else math.inf,
-                server_bound=bound(at_server).total / reference if server else math.inf,
-                client_rate=largest_local_rate(at_client) if client else 0.0,
-                server_rate=largest_local_rate(at_server) if server else 0.0,
+                client_bound=bound(at_client).total / reference if at_client and client else math.inf,
+                server_bound=bound(at_server).total / reference if at_server and server else math.inf,
+                client_max_rate=largest_local_rate(at_client) if at_client else 0.0,
+                server_max_rate=largest_local_rate(at_server) if at_server else 0.0,
             )
         )
     return rows

@@ -16,8 +16,8 @@ from qafel.errors import ConfigError, VectorError
 
 Vector = npt.NDArray[np.float32]
 
-MAX_SIZE = (1 << 31) - 1
-"""Coordinates a vector may have: positions and random words are counted in 32 bits."""
+MAX_SIZE = (1 << 30) - 1
+"""Coordinates a vector may have: in full precision it must fit into one message, 4 GB."""
 
 ALIGNMENT = 64
 
@@ -58,6 +58,19 @@ def as_vector(x: npt.ArrayLike, size: int | None = None) -> Vector:
     return np.ascontiguousarray(array)
 
 
+def read_only(x: Vector) -> Vector:
+    """A view of ``x`` that cannot be written through."""
+    view = x.view()
+    view.flags.writeable = False
+    return view
+
+
+def check_target(out: Vector) -> None:
+    """Complain unless something can be added into ``out`` in place."""
+    if not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.ndim != 1 or not out.flags.carray:
+        raise VectorError("can only add into a flat, contiguous and writable float32 vector")
+
+
 def not_finite(x: Vector) -> VectorError:
     """The error that names the first coordinate of ``x`` that is NaN or infinite."""
     bad = np.flatnonzero(~np.isfinite(x))
@@ -87,6 +100,8 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
         size = 1
         for side in self.shape:
             size *= side
+            if size > MAX_SIZE:
+                raise ConfigError(f"tensor {self.name!r} has more than {MAX_SIZE} coordinates")
         return size
 
 

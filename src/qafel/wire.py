@@ -87,10 +87,12 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=5, forbid_unknow
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """What a receiver says of a frame it did not take; nothing changed."""
+    """What a receiver says of a frame it did not take; nothing changed. Whose it was, if that is known."""
 
     reason: str
     detail: str
+    client: int | None = None
+    task: int | None = None
 
 
 Message = Update | Increment | Snapshot | CatchUp | Welcome

@@ -7,6 +7,7 @@ from qafel import (
     Advanced,
     Answer,
     Client,
+    Drifted,
     Ignored,
     Job,
     Missed,
@@ -53,9 +54,11 @@ def test_after_5000_steps_of_dropouts_late_joiners_replays_and_snapshots_all_cop
     trainer = Client(job, x0, client=1000)
     clients = [Client(job, x0, client=k) for k in range(6)]
     replays = snapshots = 0
+    history: list[bytes] = []
     for t in range(5000):
         frame = step(server, trainer, rng)
         assert isinstance(trainer.apply(frame), Advanced)
+        history = [*history[-9:], frame]
         for k, client in enumerate(clients):
             if rng.random() < (0.02, 0.1, 0.3, 0.6, 0.9, 0.97)[k]:
                 continue  # asleep: this increment is lost to it
@@ -68,6 +71,10 @@ def test_after_5000_steps_of_dropouts_late_joiners_replays_and_snapshots_all_cop
                 assert sum(map(len, frames)) <= len(wire.encode(server.hidden.snapshot(job.id)))
             assert client.version == server.version
             assert client.hidden.digest == server.hidden.digest
+            if rng.random() < 0.1:  # delivered twice, or late
+                assert isinstance(client.apply(history[int(rng.integers(len(history)))]), Ignored)
+        if t % 1000 == 999:
+            server = Server.from_state(server.state())
         if t % 500 == 250:
             clients[int(rng.integers(6))] = Client.join(server.welcome(), client=10_000 + t)
     for client in [*clients, trainer]:
@@ -82,7 +89,7 @@ def test_after_5000_steps_of_dropouts_late_joiners_replays_and_snapshots_all_cop
 
 def test_every_flipped_bit_of_an_increment_is_noticed_at_once() -> None:
     job, x0, server = make()
-    frame = step(server, Client(job, x0), np.random.default_rng(2))
+    frame = step(server, Client(job, x0, client=0), np.random.default_rng(2))
     for bit in range(8 * len(frame)):
         damaged = bytearray(frame)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -95,7 +102,7 @@ def test_every_flipped_bit_of_an_increment_is_noticed_at_once() -> None:
 
 def test_a_flipped_payload_bit_under_a_correct_checksum_is_noticed_by_the_digest() -> None:
     job, x0, server = make()
-    increment = wire.decode(step(server, Client(job, x0), np.random.default_rng(3)))
+    increment = wire.decode(step(server, Client(job, x0, client=0), np.random.default_rng(3)))
     assert isinstance(increment, Increment)
     noticed = 0
     for bit in range(8 * len(increment.payload)):
@@ -109,9 +116,9 @@ def test_a_flipped_payload_bit_under_a_correct_checksum_is_noticed_by_the_digest
         if isinstance(event, Advanced):  # the bit is below the rounding of x̂: nothing differs
             assert np.array_equal(client.hidden.x, server.hidden.x)
             continue
-        assert isinstance(event, Rejected)
-        noticed += event.reason == "digest"
-        if event.reason == "digest":
+        assert isinstance(event, Rejected | Drifted)
+        noticed += isinstance(event, Drifted)
+        if isinstance(event, Drifted):
             with pytest.raises(OutOfSyncError, match="catch_up"):
                 client.begin()
             catch_up(server, client)
@@ -135,11 +142,11 @@ def test_a_client_that_missed_five_increments_gets_those_five() -> None:
 
 def test_the_log_holds_c_max_increments_and_never_more_bytes_than_a_snapshot() -> None:
     job, x0, server = make(server_quantizer="qsgd:4,bucket=64,norm=max")
-    rng, worker = np.random.default_rng(5), Client(job, x0)
+    rng, worker = np.random.default_rng(5), Client(job, x0, client=0)
     for _ in range(50):
         worker.apply(step(server, worker, rng))
         assert (
-            server.log.bytes
+            server.log.cost
             == sum(len(entry.frame) for entry in server.log.entries)
             <= server.log.snapshot_bytes
         )
@@ -149,7 +156,7 @@ def test_the_log_holds_c_max_increments_and_never_more_bytes_than_a_snapshot() -
 
 def test_full_precision_needs_only_the_newest_message() -> None:
     job, x0, server = make(server_quantizer="identity")
-    rng, worker, away = np.random.default_rng(6), Client(job, x0), Client(job, x0, client=1)
+    rng, worker, away = np.random.default_rng(6), Client(job, x0, client=0), Client(job, x0, client=1)
     for _ in range(7):
         worker.apply(step(server, worker, rng))
     frames = catch_up(server, away)
@@ -159,7 +166,7 @@ def test_full_precision_needs_only_the_newest_message() -> None:
 
 def test_naive_catches_up_with_one_increment() -> None:
     job, x0, server = make(broadcast="model")
-    rng, worker, away = np.random.default_rng(6), Client(job, x0), Client(job, x0, client=1)
+    rng, worker, away = np.random.default_rng(6), Client(job, x0, client=0), Client(job, x0, client=1)
     for _ in range(7):
         worker.apply(step(server, worker, rng))
     frames = catch_up(server, away)
@@ -169,7 +176,7 @@ def test_naive_catches_up_with_one_increment() -> None:
 
 def test_old_frames_are_ignored_and_increments_out_of_order_are_missed() -> None:
     job, x0, server = make()
-    rng, worker, client = np.random.default_rng(7), Client(job, x0), Client(job, x0, client=1)
+    rng, worker, client = np.random.default_rng(7), Client(job, x0, client=0), Client(job, x0, client=1)
     frames = []
     for _ in range(3):
         frames.append(step(server, worker, rng))
@@ -197,13 +204,58 @@ def test_a_snapshot_that_contradicts_itself_changes_nothing() -> None:
 
 def test_a_drifted_client_is_sent_a_snapshot_not_increments() -> None:
     job, x0, server = make(server_quantizer="topk:0.05")
-    rng, worker, drifted = np.random.default_rng(8), Client(job, x0), Client(job, x0, client=1)
+    rng, worker, drifted = np.random.default_rng(8), Client(job, x0, client=0), Client(job, x0, client=1)
     for k in range(3):
         frame = step(server, worker, rng)
         worker.apply(frame)
         if k < 2:
             drifted.apply(frame)
     drifted.hidden.digest ^= 1
-    (answer,) = server.receive(drifted.catch_up())
-    assert isinstance(answer, Answer)
-    assert type(wire.decode(answer.frames[0])).__name__ == "Snapshot"
+    frames = catch_up(server, drifted)
+    assert type(wire.decode(frames[0])).__name__ == "Snapshot"
+    assert drifted.hidden.digest == server.hidden.digest
+
+
+def test_a_client_that_started_from_another_model_is_repaired_at_version_0() -> None:
+    job, x0, server = make()
+    other = Client(job, x0 + 1, client=1)
+    catch_up(server, other)
+    assert np.array_equal(other.hidden.x, x0)
+
+
+def test_a_client_ahead_of_a_restored_server_goes_back_when_it_asks() -> None:
+    job, x0, server = make()
+    rng, client = np.random.default_rng(9), Client(job, x0, client=0)
+    client.apply(step(server, client, rng))
+    saved = server.state()
+    client.apply(step(server, client, rng))
+    restored = Server.from_state(saved)
+    unasked = wire.encode(restored.hidden.snapshot(job.id))
+    assert client.apply(unasked) == Ignored(1)
+    catch_up(restored, client)
+    assert client.version == restored.version == 1
+    assert np.array_equal(client.hidden.x, restored.hidden.x)
+
+
+def test_an_increment_of_the_same_version_with_another_digest_is_proof_of_drift() -> None:
+    job, x0, server = make()
+    rng, worker, client = np.random.default_rng(10), Client(job, x0, client=0), Client(job, x0, client=1)
+    frame = step(server, worker, rng)
+    client.apply(frame)
+    assert client.apply(frame) == Ignored(1)
+    increment = wire.decode(frame)
+    assert isinstance(increment, Increment)
+    other = Increment(increment.job, 1, increment.digest ^ 1, False, increment.payload)
+    assert client.apply(wire.encode(other)) == Drifted(1)
+    assert not client.in_sync
+
+
+def test_a_newcomer_to_a_naive_job_needs_no_snapshot() -> None:
+    job, x0, server = make(broadcast="model")
+    worker = Client(job, x0, client=0)
+    for _ in range(3):
+        worker.apply(step(server, worker, np.random.default_rng(11)))
+    newcomer = Client.join(server.welcome(), client=1)
+    (frame,) = catch_up(server, newcomer)
+    assert len(frame) < server.log.snapshot_bytes / 3
+    assert np.array_equal(newcomer.hidden.x, server.hidden.x)

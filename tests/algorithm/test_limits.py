@@ -79,7 +79,7 @@ def test_identity_and_a_buffer_of_one_is_asynchronous_sgd_on_deltas() -> None:
 def test_fedasync_mixes_models_when_nothing_is_stale() -> None:
     x0 = np.arange(SIZE, dtype=np.float32)
     job = algorithm("fedasync", size=SIZE, server_rate=0.5)
-    server, client = Server(job, x0), Client(job, x0)
+    server, client = Server(job, x0), Client(job, x0, client=0)
     local = x0 + 16
     server.receive(client.train(lambda x, task: local - x))
     assert np.array_equal(server.x, F32(0.5) * x0 + F32(0.5) * local)
@@ -116,7 +116,7 @@ def test_naive_keeps_no_memory_of_what_quantization_lost() -> None:
         job = algorithm(
             name, size=SIZE, buffer_size=1, server_quantizer="topk:0.5", client_quantizer="identity"
         )
-        server, client = Server(job, x0), Client(job, x0)
+        server, client = Server(job, x0), Client(job, x0, client=0)
         for _ in range(60):
             for event in server.receive(client.train(lambda x, task: np.zeros_like(x))):
                 if isinstance(event, Stepped):

@@ -19,6 +19,7 @@ from qafel import (
     Server,
     StateError,
     Stepped,
+    VectorError,
     algorithm,
     local_sgd,
     quantizer,
@@ -52,7 +53,7 @@ def rejection(server: Server, frame: bytes) -> str:
 
 def test_everything_that_is_wrong_with_an_update_is_rejected_with_its_reason() -> None:
     job = Job(size=SIZE, buffer_size=2, max_staleness=1, client_quantizer="identity")
-    server, client = Server(job, X0), Client(job, X0)
+    server, client = Server(job, X0), Client(job, X0, client=0)
     good = wire.decode(client.train(shrink))
     assert isinstance(good, Update)
 
@@ -95,10 +96,13 @@ def test_staleness_weights_are_the_papers() -> None:
 
 def test_a_weight_of_your_own_is_used_and_checked() -> None:
     job = algorithm("fedbuff", size=SIZE, buffer_size=1)
-    server, client = Server(job, X0, weight=lambda tau: 0.5**tau), Client(job, X0)
+    server, client = Server(job, X0, weight=lambda tau: 0.5**tau), Client(job, X0, client=0)
     accepted = server.receive(client.train(shrink))[0]
     assert isinstance(accepted, Accepted)
     assert accepted.weight == 1.0
+    with pytest.raises(StateError, match="of your own"):
+        Server.from_state(server.state())
+    assert Server.from_state(server.state(), weight=lambda tau: 0.5**tau).state() == server.state()
     broken = Server(job, X0, weight=lambda tau: float("nan"))
     with pytest.raises(ConfigError, match="staleness weight"):
         broken.receive(client.train(shrink))
@@ -141,7 +145,7 @@ def test_from_state_continues_to_the_same_bytes_at_any_point(seed: int, cut: int
 
 def test_damaged_state_is_refused_with_a_sentence() -> None:
     job = Job(size=SIZE)
-    server, client = Server(job, X0), Client(job, X0)
+    server, client = Server(job, X0), Client(job, X0, client=0)
     for good, load in [(server.state(), Server.from_state), (client.state(), Client.from_state)]:
         for bad in (
             b"",
@@ -191,23 +195,55 @@ def test_a_server_quantizer_that_is_no_contraction_warns_diverges_and_names_the_
         assert steady.version == 100
 
 
+def test_the_watch_survives_saving() -> None:
+    size = 20_000
+    job = Job(size=size, buffer_size=1, client_quantizer="identity", server_quantizer="qsgd:4")
+    rng = np.random.default_rng(0)
+    uploads = [
+        wire.encode(Update(job.id, 0, task, 0, rng.standard_normal(size).astype(np.float32).tobytes()))
+        for task in range(20)
+    ]
+
+    def stops_at(*, saving: bool) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", QafelWarning)
+            server = Server(job, np.zeros(size, np.float32))
+            for k, upload in enumerate(uploads):
+                try:
+                    server.receive(upload)
+                except DivergenceError:
+                    return k
+                server = Server.from_state(server.state()) if saving else server
+        return -1
+
+    assert stops_at(saving=True) == stops_at(saving=False) > 1
+
+
+def test_a_difference_that_no_quantizer_can_hold_stops_the_server() -> None:
+    job = Job(size=200, buffer_size=1, client_quantizer="identity", server_quantizer="qsgd:16")
+    server = Server(job, np.zeros(200, np.float32))
+    huge = np.full(200, 3e38, np.float32)
+    with pytest.raises(DivergenceError, match="left float32"):
+        server.receive(wire.encode(Update(job.id, 0, 0, 0, huge.tobytes())))
+
+
 def test_a_model_that_overflows_stops_the_server() -> None:
     job = algorithm("fedbuff", size=2, buffer_size=1, server_rate=1e30)
     server = Server(job, np.zeros(2, np.float32))
     huge = np.array([3e38, 0], np.float32)
-    with np.errstate(over="ignore"), pytest.raises(DivergenceError, match="no longer finite"):
+    with pytest.raises(DivergenceError, match="left float32"):
         server.receive(wire.encode(Update(job.id, 0, 0, 0, huge.tobytes())))
 
 
 def test_a_biased_client_quantizer_warns_and_names_the_induced_one() -> None:
     job = Job(size=SIZE, client_quantizer="topk:0.1")
     with pytest.warns(QafelWarning, match="induced:topk:0.1") as caught:
-        Client(job, X0)
+        Client(job, X0, client=0)
     fix = str(caught[0].message).rpartition("; ")[2].split(" ")[0]
     assert quantizer(fix).unbiased
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Client(Job(size=SIZE, client_quantizer=fix), X0)
+        Client(Job(size=SIZE, client_quantizer=fix), X0, client=0)
         Server(job, X0)  # a client's quantizer is the client's business
 
 
@@ -244,10 +280,14 @@ class Sealed(Buffer):
         super().__init__(quantizer, size)
         self.pending = True
 
+    def __len__(self) -> int:
+        """Falsy while it is empty: it must be used all the same."""
+        return self.count
+
 
 def test_an_aggregator_of_your_own_may_answer_later() -> None:
     job = algorithm("fedbuff", size=SIZE, buffer_size=2)
-    plain, client = Server(job, X0), Client(job, X0)
+    plain, client = Server(job, X0), Client(job, X0, client=0)
     sealed = Sealed(plain.client_quantizer, SIZE)
     server = Server(job, X0, aggregator=sealed)
     frames = [client.train(shrink) for _ in range(2)]
@@ -256,6 +296,8 @@ def test_an_aggregator_of_your_own_may_answer_later() -> None:
         assert [type(event) for event in server.receive(frame)] == [Accepted]
     assert server.version == 0
     assert server.advance() == []
+    with pytest.raises(StateError, match="of your own"):
+        Server.from_state(server.state())
     again = Server.from_state(server.state(), aggregator=Sealed(plain.client_quantizer, SIZE))
     assert again.aggregator.count == 2
     sealed.pending = False
@@ -268,7 +310,7 @@ def test_an_aggregator_of_your_own_may_answer_later() -> None:
 def test_local_sgd_runs_a_schedule_of_rates() -> None:
     rates = (0.5, 0.25, 0.125)
     job = algorithm("fedbuff", size=SIZE, buffer_size=1)
-    server, client = Server(job, X0), Client(job, X0)
+    server, client = Server(job, X0), Client(job, X0, client=0)
     points = []
 
     def gradient(y: Vector, task: object, p: int) -> Vector:
@@ -285,10 +327,32 @@ def test_local_sgd_runs_a_schedule_of_rates() -> None:
     assert np.allclose(server.x, y, atol=1e-6)
 
 
+def test_a_trainer_or_a_client_that_is_misused_gets_a_sentence() -> None:
+    job = Job(size=SIZE)
+    client = Client(job, X0, client=np.uint8(3))  # type: ignore[arg-type]
+    assert client.client == 3
+    assert repr(client).startswith("Client(3, version=0, in_sync=True")
+    assert repr(Server(job, X0)).startswith("Server(version=0")
+    with pytest.raises(VectorError, match="must return its delta"):
+        client.train(lambda x, task: None)  # type: ignore[arg-type, return-value]
+    for rates in ([], [0.0], [-1.0], [float("nan")]):
+        with pytest.raises(ConfigError, match="local_sgd needs"):
+            local_sgd(lambda y, task, p: y, rates)
+    with pytest.raises(VectorError, match="expected 50 coordinates, got 3"):
+        client.train(local_sgd(lambda y, task, p: y[:3], [0.1]))
+    for number in (1.0, "a", -1, 1 << 64):
+        with pytest.raises(ConfigError, match="client"):
+            Client(job, X0, client=number)  # type: ignore[arg-type]
+    for x in (client.hidden.x, Server(job, X0).x, Server(job, X0).hidden.x):
+        with pytest.raises(ValueError, match="read-only"):
+            x[0] = 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"size": 0}, "size"),
+        ({"size": (1 << 30) - 1, "client_quantizer": "induced:identity+qsgd:16"}, "exceed 4 GB"),
         ({"buffer_size": 0}, "buffer_size"),
         ({"server_rate": 0.0}, "server_rate"),
         ({"momentum": 1.0}, "momentum"),
@@ -296,6 +360,14 @@ def test_local_sgd_runs_a_schedule_of_rates() -> None:
         ({"staleness_weight": "linear"}, "staleness weight"),
         ({"broadcast": "none"}, "broadcast"),
         ({"seed": 1 << 64}, "seed"),
+        ({"size": 10.5}, "size must be a whole number, not 10.5"),
+        ({"size": "5"}, "size must be a whole number"),
+        ({"buffer_size": 2.5}, "buffer_size must be a whole number"),
+        ({"max_staleness": "many"}, "max_staleness must be a whole number"),
+        ({"seed": None}, "seed must be a whole number"),
+        ({"server_rate": "fast"}, "server_rate must be a number"),
+        ({"staleness_weight": abs}, "goes into Server"),
+        ({"client_quantizer": None}, "a spec is a string"),
         ({"client_quantizer": "qsdg:4"}, "nearest valid spec: 'qsgd:4'"),
     ],
 )
@@ -314,6 +386,8 @@ def test_a_job_survives_its_bytes_and_its_id_covers_everything() -> None:
         {"buffer_size": 9},
     ]
     assert len({job.id, *(Job(**{"size": SIZE, "seed": 3, **change}).id for change in changes)}) == 5  # type: ignore[arg-type]
+    assert Job(size=np.int64(SIZE), server_rate=1, momentum=0, seed=np.int8(3)).id == job.id  # type: ignore[arg-type]
+    assert Job(size=SIZE, server_rate=np.float64(0.5)).id == Job(size=SIZE, server_rate=0.5).id
     assert Job(size=SIZE, client_quantizer="qsgd:levels=7").id == Job(size=SIZE, client_quantizer="qsgd:4").id
     with pytest.raises(ConfigError, match="unknown algorithm"):
         algorithm("fedprox", size=3)

@@ -18,7 +18,7 @@ from qafel.wire import CatchUp, Increment, Snapshot, Update, Welcome
 from specs import SPECS
 
 PATH = Path(__file__).with_name("vectors.json")
-SIZE, SEED = 301, 20230601
+SIZE, LONG, SEED = 301, 1301, 20230601
 LAYOUT = Layout.of({"weight": (20, 14), "bias": (21,)})
 MESSAGES: list[wire.Message] = [
     Update(1, 2, 3, 4, b"payload"),
@@ -31,9 +31,9 @@ MESSAGES: list[wire.Message] = [
 ]
 
 
-def vector() -> npt.NDArray[np.float32]:
+def vector(size: int = SIZE) -> npt.NDArray[np.float32]:
     """Numbers of many magnitudes, exact in float32, made of integers only."""
-    i = np.arange(SIZE)
+    i = np.arange(size)
     x: npt.NDArray[np.float32] = (i * 7919 % 2001 - 1000) * np.exp2(-10.0 - 3 * (i % 4)).astype(np.float32)
     return x.astype(np.float32)
 
@@ -45,7 +45,12 @@ def digest(x: npt.NDArray[np.float32]) -> str:
 def quantizer_vector(spec: str, layout: Layout | None = None) -> dict[str, str]:
     q = quantizer(spec, layout)
     payload = q.encode(vector(), SEED)
-    return {"payload": payload.hex(), "decoded": digest(q.decode(payload, SIZE))}
+    vectors = {"payload": payload.hex(), "decoded": digest(q.decode(payload, SIZE))}
+    if layout is None:
+        long = q.encode(vector(LONG), SEED)
+        vectors["long_payload"] = f"{wire.fingerprint(long):016x}"
+        vectors["long_decoded"] = digest(q.decode(long, LONG))
+    return vectors
 
 
 def federation(algorithm: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,12 @@
 """The command line as a user types it, in processes of its own."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +100,7 @@ def test_the_demo_ends_with_a_table_and_a_figure(tmp_path: Path) -> None:
     assert "FedBuff ÷ QAFeL" in text
     assert str(tmp_path / "demo.png") in text.replace("\n", "")
     assert (tmp_path / "demo.png").stat().st_size > 10_000
-    runs = {run["algorithm"]: run for run in json.loads((tmp_path / "demo.json").read_text())}
+    runs = {run["algorithm"]: run for run in json.loads((tmp_path / "demo.json").read_text())["runs"]}
     assert runs["FedBuff"]["bytes_up"] > 6 * runs["QAFeL"]["bytes_up"]
     assert runs["FedBuff"]["bytes_down"] > 6 * runs["QAFeL"]["bytes_down"]
     assert runs["QAFeL"]["loss"] < 1.05 * runs["FedBuff"]["loss"] < 0.4
@@ -108,11 +112,19 @@ def test_the_demo_ends_with_a_table_and_a_figure(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["quantizers", "qsdg:4"], "nearest valid spec: 'qsgd:4'"),
-        (["quantizers", "--size", "0"], "size must be at least 1"),
+        (["quantizers", "--size", "0"], "--size must be from 1 to 1,073,741,823, not 0"),
+        (["quantizers", "--size", "1e6"], "valid integer"),
+        (["quantizers", "--sizes", "3"], "No such option: --sizes"),
+        (["theory", "bound", "--staleness", "-1"], "--staleness must not be negative"),
+        (["theory", "bound", "--server", "qsgd:4"], "use qsgd:4,bucket=256,norm=max or contract:qsgd:4"),
+        (["theory", "bound", "--local-rates", ""], "--local-rates must be numbers"),
+        (["quantizers", "induced:induced"], "nearest valid spec: 'induced:topk:0.1+qsgd:4'"),
+        (["demo", "--out", __file__], "--out must be a folder"),
+        (["bench", "codec", "--out", "/"], "--out must be a file"),
         (["theory", "bound", "--client", "topk:0.1"], "needs an unbiased client quantizer"),
-        (["theory", "bound", "--local-rates", "a,b"], "local rates must be numbers"),
+        (["theory", "bound", "--local-rates", "a,b"], "--local-rates must be numbers"),
         (["theory", "bound", "-L", "0"], "smoothness must be positive"),
-        (["bench", "codec", "-d", "0"], "must be at least 1"),
+        (["bench", "codec", "-d", "0"], "--size must be from 1"),
         (["demo", "--uploads", "0"], "uploads must be at least 1"),
         (["quantizers", "--on", "/nowhere.npy"], "No such file"),
         (["quantizers", "--on", __file__], "is not a .npy file"),
@@ -134,7 +146,49 @@ def test_a_folder_that_cannot_be_written_gets_one_sentence(tmp_path: Path) -> No
 
 
 def test_debug_shows_the_traceback() -> None:
-    assert "Traceback" in qafel("--debug", "quantizers", "qsdg:4", code=1).stderr
+    for arguments in (["--debug", "quantizers", "qsdg:4"], ["quantizers", "qsdg:4", "--debug"]):
+        assert "Traceback" in qafel(*arguments, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["quantizers"], ["theory", "quantizers"], ["theory", "bound"], ["bench", "codec", "-d", "500"]],
+)
+def test_no_number_is_cut_on_a_terminal_of_80_columns(command: list[str]) -> None:
+    import pty
+
+    master, slave = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    done = subprocess.run(
+        [sys.executable, "-m", "qafel", *command],
+        stdout=slave,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        timeout=300,
+    )
+    os.close(slave)
+    text = b""
+    try:
+        while chunk := os.read(master, 65536):
+            text += chunk
+    except OSError:
+        pass
+    os.close(master)
+    assert done.returncode == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode()).splitlines()
+    assert "…" not in "".join(lines)
+    assert max(len(line.rstrip()) for line in lines[1:]) <= 80  # the title may be longer
+
+
+def test_ctrl_c_stops_cleanly() -> None:
+    command = [sys.executable, "-m", "qafel", "bench", "codec", "--rounds", "10000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped" in errors
+    assert "Traceback" not in errors
 
 
 def test_commands_that_need_no_kernel_do_not_import_numba() -> None:

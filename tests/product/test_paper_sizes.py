@@ -22,7 +22,7 @@ def test_the_papers_cnn_has_its_parameters() -> None:
 @pytest.mark.parametrize("spec", ["qsgd:4", "qsgd:4,bucket=256,norm=max"])
 def test_a_real_four_bit_frame_of_the_cnn_is_smaller_than_the_papers(spec: str) -> None:
     job = Job(size=CNN.size, client_quantizer=spec, layout=CNN)
-    client = Client(job, np.zeros(CNN.size, np.float32))
+    client = Client(job, np.zeros(CNN.size, np.float32), client=0)
     assert len(client.train(lambda x, task: heavy_tailed(CNN.size))) < 15_380
 
 

@@ -16,9 +16,26 @@ SIZE = 600
 
 @pytest.mark.parametrize("spec", UNBIASED)
 def test_unbiased_quantizers_have_no_bias_beyond_monte_carlo(spec: str) -> None:
-    """The estimate of ‖E[Q(x)] − x‖² without its floor has standard deviation about √(2/d)·NMSE/seeds."""
-    result = measure(spec, heavy_tailed(SIZE), seeds=400)
-    assert abs(result.bias) <= 12 * result.nmse / 400 + 1e-12
+    """The squared bias vanishes in the noise of its estimate; Q(x) neither shrinks nor stretches x."""
+    x, seeds = heavy_tailed(SIZE), 400
+    result = measure(spec, x, seeds=seeds)
+    assert abs(result.bias) <= result.nmse / seeds + 1e-12
+    q, exact = quantizer(spec), x.astype(np.float64)
+    along = np.array(
+        [q.decode(q.encode(x, seed), SIZE) @ exact / (exact @ exact) - 1 for seed in range(seeds)]
+    )
+    assert abs(along.mean()) <= 4 * along.std() / np.sqrt(seeds) + 1e-7
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+@pytest.mark.parametrize("spec", ["qsgd:4,bucket=256,norm=max", "qsgd:2", "randk:0.1,scaled"])
+def test_the_test_of_unbiasedness_notices_five_percent(spec: str, factor: float) -> None:
+    x, q, seeds = heavy_tailed(SIZE), quantizer(spec), 8000
+    exact = x.astype(np.float64)
+    along = np.array(
+        [factor * (q.decode(q.encode(x, s), SIZE) @ exact) / (exact @ exact) - 1 for s in range(seeds)]
+    )
+    assert abs(along.mean()) > 4 * along.std() / np.sqrt(seeds)
 
 
 @pytest.mark.parametrize(

@@ -135,15 +135,23 @@ def test_orders_of_the_corollary() -> None:
 def test_small_formulas() -> None:
     assert theory.alpha((0.1, 0.2)) == pytest.approx(0.3)
     assert theory.beta((0.1, 0.2)) == pytest.approx(0.05)
-    assert [theory.max_staleness(t, 10) for t in (0, 1, 10, 11)] == [0, 1, 1, 2]
+    assert [theory.buffered_staleness(t, 10) for t in (0, 1, 10, 11)] == [0, 1, 1, 2]
     assert theory.c_max(117_128, 15_101) == 7
     assert theory.phi(10, 0.0, unbiased=True) == theory.phi_limit(-1, unbiased=False) == math.inf
     assert theory.phi(1, 1.0, unbiased=True) == 0
+    assert theory.phi(1000, 1e-17, unbiased=True) == pytest.approx(999)
+    assert theory.phi(1000, 1e-17, unbiased=False) == pytest.approx(2e20)
+    for bad in ((-1, 10), (1, 0)):
+        with pytest.raises(ConfigError):
+            theory.buffered_staleness(*bad)
+    with pytest.raises(ConfigError, match="unbiased client"):
+        BASE.with_quantizers("topk:0.1", "identity", 100)
 
 
 def test_costs_say_which_quantizers_may_be_used_where() -> None:
     specs = ["identity", "qsgd:4", "qsgd:4,bucket=256,norm=max", "topk:0.1", "contract:qsgd:4", "affine:4"]
-    rows = {row.spec: row for row in theory.costs(BASE, 29_282, specs)}
+    cool = replace(BASE, rates=(1e-6,))
+    rows = {row.spec: row for row in theory.costs(cool, 29_282, specs)}
     assert {spec: (row.client, row.server) for spec, row in rows.items()} == {
         "identity": (True, True),
         "qsgd:4": (True, False),
@@ -155,7 +163,11 @@ def test_costs_say_which_quantizers_may_be_used_where() -> None:
     assert rows["identity"].client_bound == rows["identity"].server_bound == 1
     assert 1 < rows["qsgd:4,bucket=256,norm=max"].client_bound < rows["qsgd:4"].client_bound < math.inf
     assert rows["qsgd:4"].server_bound == math.inf
-    assert rows["qsgd:4"].server_rate == 0
+    assert rows["qsgd:4"].server_max_rate == 0
+    hot = {row.spec: row for row in theory.costs(replace(BASE, rates=(0.02,)), 29_282, specs)}
+    assert hot["identity"].server
+    assert not hot["affine:4"].server
+    assert 0 < hot["affine:4"].server_max_rate < 0.02
 
 
 @pytest.mark.parametrize(

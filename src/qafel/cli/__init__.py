@@ -1,5 +1,6 @@
 """The command line: ``qafel COMMAND --help`` has an example for each command."""
 
+import io
 import sys
 import warnings
 from typing import Annotated, TextIO
@@ -23,6 +24,9 @@ app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.demo)
 
+USAGE, INTERRUPTED = 2, 130
+_show_other = warnings.showwarning
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -43,16 +47,30 @@ def _options(
 def main() -> None:
     """Run a command; a mistake gets one sentence and exit code 2, a traceback only with --debug."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app()
-    except (QafelError, OSError) as error:
-        if "--debug" in sys.argv:
+        code = app(arguments, prog_name="qafel", standalone_mode=False)
+    except (QafelError, OSError, MemoryError, typer.TyperException) as error:
+        if len(arguments) < len(sys.argv) - 1:
             raise
-        typer.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
+        code = _complain(error)
+    if code == INTERRUPTED:
         typer.secho("stopped", err=True)
-        sys.exit(130)
+    sys.exit(code)
+
+
+def _complain(error: Exception) -> int:
+    """Say what was wrong in one sentence; the exit code."""
+    message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+    if isinstance(error, MemoryError):
+        message = f"not enough memory: {message}"
+    if message.strip():  # empty where a group without a command has printed its help
+        hint = "; see --help" if isinstance(error, typer.TyperException) else ""
+        typer.secho(f"error: {' '.join(message.split()).rstrip('.')}{hint}", fg="red", err=True)
+    return USAGE
 
 
 def _show_warning(
@@ -63,6 +81,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    del filename, lineno, file, line
     if issubclass(category, QafelWarning):
         typer.secho(f"warning: {message}", fg="yellow", err=True)
+    else:
+        _show_other(message, category, filename, lineno, file, line)

@@ -28,23 +28,25 @@ def demo(
     Example: qafel demo --uploads 1000 --out runs/demo
     """
     import msgspec
-    from rich.progress import Progress
 
+    from qafel import report
     from qafel.experiments import demo as experiment
+    from qafel.records import provenance
 
     if uploads < 1:
-        raise ConfigError(f"uploads must be at least 1, not {uploads}")
+        raise ConfigError(f"--uploads must be at least 1, not {uploads}")
+    show.out_folder(out)
+    report.pyplot()
     runs = []
-    with Progress(transient=True, disable=json) as bar:
+    with show.progress(quiet=json) as bar:
         for name, job in experiment.jobs(seed).items():
             task = bar.add_task(f"{name}: {experiment.CLIENTS} clients", total=uploads)
             runs.append(experiment.run(job, name, uploads, partial(_advance, bar, task)))
     figure = experiment.draw(runs, out / "demo.png")
-    (out / "demo.json").write_bytes(msgspec.json.encode(runs))
+    answer = {"figure": str(figure), **provenance("qafel", "numpy", "scikit-learn"), "runs": runs}
+    (out / "demo.json").write_bytes(msgspec.json.encode(answer))
     if json:
-        show.json(
-            {"figure": str(figure), "runs": [{**msgspec.structs.asdict(run), "curve": None} for run in runs]}
-        )
+        show.json(answer)
         return
     mine, reference = runs
     show.table(
@@ -68,7 +70,7 @@ def demo(
                 f"{reference.loss / mine.loss:.2f}×",
                 "",
                 f"{reference.bytes_up / mine.bytes_up:.1f}×",
-                f"{reference.bytes_down / max(mine.bytes_down, 1):.1f}×",
+                f"{reference.bytes_down / mine.bytes_down:.1f}×" if mine.bytes_down else "–",
                 "",
                 "",
             ],

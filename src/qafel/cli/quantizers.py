@@ -38,10 +38,15 @@ Specs = Annotated[
 ]
 
 
+def check_size(size: int) -> None:
+    """Complain about a dimension that no vector can have."""
+    if not 1 <= size <= vectors.MAX_SIZE:
+        raise ConfigError(f"--size must be from 1 to {vectors.MAX_SIZE:,}, not {size}")
+
+
 def specs_or_all(specs: list[str] | None, size: int) -> list[str]:
     """What the user named, checked; otherwise a selection that has every registered quantizer in it."""
-    if size < 1:
-        raise ConfigError(f"size must be at least 1, not {size}")
+    check_size(size)
     if specs:
         return [quantizer(spec).spec for spec in specs]
     shown = {quantizer(spec).name for spec in SHOWN}
@@ -91,7 +96,7 @@ def quantizers(
         return
     show.table(
         f"Quantizers at d = {size:,} (worst case over all vectors; δ ≤ 0: not a contraction)",
-        ["spec", "bits/coord", "payload ≤ B", "unbiased", "ω", "δ", "C_max"],
+        ["spec", "bits/coord ≤", "payload ≤ B", "unbiased", "ω", "δ", "C_max"],
         (
             [
                 q.spec,

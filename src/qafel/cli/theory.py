@@ -7,8 +7,8 @@ import typer
 
 from qafel import theory
 from qafel.cli import show
-from qafel.cli.quantizers import Size, Specs, specs_or_all
-from qafel.config import DEFAULT_QUANTIZER
+from qafel.cli.quantizers import Size, Specs, check_size, specs_or_all
+from qafel.config import DEFAULT_QUANTIZER, remedy
 from qafel.errors import ConfigError
 from qafel.quantizers import quantizer
 
@@ -24,7 +24,8 @@ LocalSteps = Annotated[
     int, typer.Option("-P", "--local-steps", help="P; ignored when local rates are given.")
 ]
 LocalRates = Annotated[
-    str, typer.Option("--local-rates", help="η_ℓ of every local step, as 0.1,0.05,…; default 1/(K√(TP)).")
+    str | None,
+    typer.Option("--local-rates", help="η_ℓ of every local step, as 0.1,0.05,…; default 1/(K√(TP))."),
 ]
 ServerRate = Annotated[float | None, typer.Option("--server-rate", help="η_g; default K.")]
 Staleness = Annotated[
@@ -42,20 +43,20 @@ def _setting(
     steps: int,
     buffer_size: int,
     local_steps: int,
-    local_rates: str,
+    local_rates: str | None,
     server_rate: float | None,
     staleness: int,
 ) -> theory.Setting:
     if min(steps, buffer_size, local_steps) < 1:
-        raise ConfigError("steps, buffer size and local steps must be at least 1")
+        raise ConfigError("--steps, --buffer-size and --local-steps must be at least 1")
+    if staleness < 0:
+        raise ConfigError(f"--staleness must not be negative, and is {staleness}")
     local, server = theory.complexity_rates(steps, local_steps, buffer_size)
     try:
-        rates = (
-            tuple(float(rate) for rate in local_rates.split(",")) if local_rates else (local,) * local_steps
-        )
+        rates = (local,) * local_steps if local_rates is None else tuple(map(float, local_rates.split(",")))
     except ValueError as error:
         raise ConfigError(
-            f"local rates must be numbers with commas between them, not {local_rates!r}"
+            f"--local-rates must be numbers with commas between them, not {local_rates!r}"
         ) from error
     return theory.Setting(
         smoothness=smoothness,
@@ -66,7 +67,7 @@ def _setting(
         buffer_size=buffer_size,
         rates=rates,
         server_rate=server if server_rate is None else server_rate,
-        max_staleness=theory.max_staleness(staleness, buffer_size),
+        max_staleness=theory.buffered_staleness(staleness, buffer_size),
     )
 
 
@@ -81,7 +82,7 @@ def quantizers_command(
     steps: Steps = 10_000,
     buffer_size: BufferSize = 10,
     local_steps: LocalSteps = 1,
-    local_rates: LocalRates = "",
+    local_rates: LocalRates = None,
     server_rate: ServerRate = None,
     staleness: Staleness = 100,
     json: show.Json = False,
@@ -107,18 +108,17 @@ def quantizers_command(
         show.json({"setting": asdict(s), "size": size, "quantizers": [asdict(row) for row in rows]})
         return
     show.table(
-        f"At d = {size:,}, T = {steps:,}, K = {buffer_size}: bound × FedBuff's, largest local rate",
+        f"At d = {size:,}, T = {steps:,}, K = {buffer_size}, η_ℓ = {show.number(max(s.rates))}: bound in "
+        "units of FedBuff's (rate: this η_ℓ is too large) and the largest η_ℓ",
         [
             "spec",
             "bytes",
             "ω",
             "δ",
-            "at clients",
-            "bound ×",
-            "max η_ℓ",
-            "at the server",
-            "bound ×",
-            "max η_ℓ",
+            "clients: bound ×",
+            "clients: max η_ℓ",
+            "server: bound ×",
+            "server: max η_ℓ",
         ],
         (
             [
@@ -126,12 +126,10 @@ def quantizers_command(
                 f"{row.payload_bytes:,}",
                 show.number(row.omega),
                 show.number(row.delta),
-                show.yes(row.client),
-                show.number(row.client_bound) if row.client else "biased",
-                show.number(row.client_rate) if row.client else "–",
-                show.yes(row.server),
-                show.number(row.server_bound) if row.server else "δ ≤ 0",
-                show.number(row.server_rate) if row.server else "–",
+                show.number(row.client_bound) if row.client else "rate" if row.unbiased else "biased",
+                show.number(row.client_max_rate) if row.unbiased else "–",
+                show.number(row.server_bound) if row.server else "rate" if row.delta > 0 else "δ ≤ 0",
+                show.number(row.server_max_rate) if row.delta > 0 else "–",
             ]
             for row in rows
         ),
@@ -150,7 +148,7 @@ def bound_command(
     steps: Steps = 10_000,
     buffer_size: BufferSize = 10,
     local_steps: LocalSteps = 1,
-    local_rates: LocalRates = "",
+    local_rates: LocalRates = None,
     server_rate: ServerRate = None,
     staleness: Staleness = 100,
     json: show.Json = False,
@@ -172,8 +170,12 @@ def bound_command(
         staleness,
     )
     q_c, q_s = quantizer(client), quantizer(server)
-    if size < 1:
-        raise ConfigError(f"size must be at least 1, not {size}")
+    check_size(size)
+    if q_s.delta(size) <= 0:
+        raise ConfigError(
+            f"the theory needs a server quantizer with delta > 0, and {q_s.spec} has "
+            f"{q_s.delta(size):.3g} at {size:,} coordinates; use {remedy(q_s, size)}"
+        )
     if not q_c.unbiased:
         raise ConfigError(
             f"the theory needs an unbiased client quantizer; induced:{q_c.spec}+{DEFAULT_QUANTIZER} is one"
@@ -217,7 +219,7 @@ def bound_command(
     show.console.print(
         f"\nα_P = {shown['alpha']}, β_P = {shown['beta']}, φ(T) = {shown['phi']}, "
         f"τ_max,K = {s.max_staleness}\n"
-        f"The learning-rate condition {verdict}: {shown['condition']} ≤ 1 is needed. "
+        f"The learning-rate condition {verdict}: {shown['condition']}, where at most 1 is allowed. "
         f"Largest η_ℓ with this η_g: {shown['largest_local_rate']}; "
         f"largest η_g with these η_ℓ: {shown['largest_server_rate']}.\n"
         f"The paper's simpler condition: η_g ≤ {shown['simple_server_rate']} and "

@@ -17,16 +17,23 @@ BITMAP = 255
 MAX_RICE = 30
 
 
-def max_index_bytes(size: int) -> int:
-    """No set of positions below ``size`` takes more bytes than this."""
-    return 1 + -(-size // 8)
+def max_index_bytes(size: int, count: int) -> int:
+    """No ``count`` positions below ``size`` take more bytes: with parameter r, their gaps need at most
+    count·(r + 1) + (size − count)/2ʳ bits.
+    """
+    bits = min(count * (rice + 1) + ((size - count) >> rice) for rice in range(MAX_RICE + 1))
+    return 1 + -(-min(size, bits) // 8)
+
+
+def _bitmap_bytes(size: int) -> int:
+    return -(-size // 8)
 
 
 def encode_indices(indices: Indices, size: int) -> bytes:
     """The shortest of the two codings of sorted, distinct ``indices`` below ``size``."""
     rice, bits = _best_rice(indices)
     gap_bytes = -(-bits // 8)
-    if 1 + gap_bytes >= max_index_bytes(size):
+    if gap_bytes >= _bitmap_bytes(size):
         mask = np.zeros(size, np.bool_)
         mask[indices] = True
         return bytes([BITMAP]) + np.packbits(mask, bitorder="little").tobytes()
@@ -39,16 +46,18 @@ def encode_indices(indices: Indices, size: int) -> bytes:
 
 def decode_indices(data: bytes | memoryview, size: int, count: int) -> Indices:
     """The ``count`` positions below ``size`` that ``encode_indices`` wrote."""
-    if not 0 < len(data) <= max_index_bytes(size):
+    if not 0 < len(data) <= max_index_bytes(size, count):
         raise FrameError(f"{len(data)} bytes cannot hold {count} positions below {size}")
     kind, body = data[0], np.frombuffer(data, np.uint8, offset=1)
     if kind == BITMAP:
-        if len(body) != max_index_bytes(size) - 1:
+        if len(body) != _bitmap_bytes(size):
             raise FrameError(
-                f"a bitmap of {size} positions takes {max_index_bytes(size) - 1} bytes, not {len(body)}"
+                f"a bitmap of {size} positions takes {_bitmap_bytes(size)} bytes, not {len(body)}"
             )
+        if int(np.bitwise_count(body).sum()) != count:
+            raise FrameError(f"the bitmap does not mark {count} positions")
         indices = np.flatnonzero(np.unpackbits(body, bitorder="little"))
-        if len(indices) != count or (count and indices[-1] >= size):
+        if count and indices[-1] >= size:
             raise FrameError(f"the bitmap does not mark {count} positions below {size}")
         return indices
     if kind > MAX_RICE:

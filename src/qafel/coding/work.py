@@ -26,7 +26,10 @@ _kept = threading.local()
 def threads() -> int:
     """How many threads share the coding of one vector."""
     if _threads is None:
-        set_threads(int(os.environ.get("QAFEL_THREADS") or _cores()))
+        wanted = os.environ.get("QAFEL_THREADS") or str(_cores())
+        if not wanted.isdecimal():
+            raise ConfigError(f"QAFEL_THREADS must be a whole number, not {wanted!r}")
+        set_threads(int(wanted))
     return _threads or 1
 
 
@@ -41,9 +44,7 @@ def set_threads(count: int) -> None:
     global _threads, _pool
     if count < 1:
         raise ConfigError(f"threads must be at least 1, not {count}")
-    if _pool is not None:
-        _pool.shutdown(wait=True)
-    _threads, _pool = count, None
+    _threads, _pool = count, None  # who is using the old pool keeps it alive until done
 
 
 def over_ranges(kernel: Callable[[int, int], int], size: int, unit: int) -> int:
@@ -58,10 +59,10 @@ def over_ranges(kernel: Callable[[int, int], int], size: int, unit: int) -> int:
     length = max(length, -(-CHUNK // unit) * unit)
     if size <= length:
         return kernel(0, size)
-    if _pool is None:
-        _pool = ThreadPoolExecutor(threads(), thread_name_prefix="qafel")
+    pool = _pool or ThreadPoolExecutor(threads(), thread_name_prefix="qafel")
+    _pool = pool
     starts = range(0, size, length)
-    return max(_pool.map(lambda start: kernel(start, min(start + length, size)), starts))
+    return max(pool.map(lambda start: kernel(start, min(start + length, size)), starts))
 
 
 def scratch(length: int) -> npt.NDArray[np.uint8]:

@@ -36,7 +36,7 @@ class Affine(Quantizer):
     example = "affine:4"
 
     bits: int
-    layout: Layout | None = field(default=None, compare=False, repr=False)
+    layout: Layout | None = field(default=None, repr=False)
 
     @classmethod
     def from_arguments(cls, arguments: Arguments) -> Self:
@@ -115,8 +115,7 @@ class Affine(Quantizer):
 
     def decode(self, data: bytes, size: int) -> Vector:
         """Codes times steps, tensor after tensor."""
-        if len(data) != self.max_bytes(size):
-            raise self._wrong_length(data, size)
+        self.check_length(data, size)
         out = vectors.zeros(size)
         self.decode_add(data, out)
         return out
@@ -125,8 +124,8 @@ class Affine(Quantizer):
         """Checked first, then added tensor after tensor."""
         from qafel.quantizers import kernels
 
-        if len(data) != self.max_bytes(out.size):
-            raise self._wrong_length(data, out.size)
+        vectors.check_target(out)
+        self.check_length(data, out.size)
         factor, width = np.float32(weight), self.bits
         for target, piece, step, zero in self._checked(data, out):
             if step is None:
@@ -157,8 +156,3 @@ class Affine(Quantizer):
                 raise FrameError("the payload has a NaN or an infinity")
             pieces.append((out[place], piece, step, zero))
         return pieces
-
-    def _wrong_length(self, data: bytes, size: int) -> FrameError:
-        return FrameError(
-            f"{self.spec} needs {self.max_bytes(size)} bytes for {size} coordinates, got {len(data)}"
-        )

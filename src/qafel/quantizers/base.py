@@ -8,15 +8,17 @@ paper):
 - ``encode(x, seed)``: the payload. Same vector and seed ⇒ same bytes, whatever the machine, threads or
   chunks. A vector with a NaN or an infinity gets a VectorError that names the coordinate; an empty vector
   gives a valid payload.
-- ``decode(data, size)``: Q(x), finite; or FrameError for anything that ``encode`` does not write. ``size`` is
-  ours, never the peer's word, and ``len(data)`` is checked against it before anything is allocated.
-- ``decode_add(data, out, weight)``: ``out += weight · Q(x)`` in float32, bit for bit what decoding and adding
-  give; ``out`` is untouched when the payload is bad.
-- ``unbiased``: E[Q(x)] = x, up to 2⁻¹⁷ of a quantization step (16 random bits decide a rounding).
+- ``decode(data, size)``: Q(x), finite; or FrameError: wrong length, codes out of range, stray bits, NaN.
+  ``size`` is ours, never the peer's word, and ``len(data)`` is checked against it before anything is
+  allocated.
+- ``decode_add(data, out, weight)``: ``out += weight · Q(x)`` in place, in float32, bit for bit what decoding
+  and adding give, but for the sign of a zero; ``out`` is untouched when the payload is bad.
+- ``unbiased``: E[Q(x)] = x, up to 2⁻¹⁵ of a quantization step (16 random bits decide a rounding) and the
+  rounding of float32.
 - ``omega(size)``, ``delta(size)``: the worst case over all vectors of that size. δ ≤ 0 means: not a
   contraction.
 - Scale invariance: Q(2ᵏ·x) = 2ᵏ·Q(x) while numbers stay normal; denormal results are the nearest
-  representable ones.
+  representable ones, except that an L2 norm which is itself denormal is rounded first.
 - ``spec``: the canonical string; ``quantizer(q.spec) == q``.
 
 A new quantizer is a frozen dataclass with ``@register``; one in another package needs no change here: call
@@ -38,6 +40,8 @@ from qafel.quantizers.spec import Arguments
 from qafel.vectors import Layout, Vector
 
 ENTRY_POINTS = "qafel.quantizers"
+MAX_SPEC = 120
+"""Characters a spec may have: quantizers nest, and so does reading them."""
 
 
 class Quantizer(ABC):
@@ -84,10 +88,17 @@ class Quantizer(ABC):
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """``out += weight · Q(x)``; ``out`` is untouched when the payload is bad."""
+        vectors.check_target(out)
         x = self.decode(data, out.size)
         if x.shape != out.shape or not vectors.is_finite(x):
             raise FrameError(f"{self.spec} decoded to something other than {out.size} finite numbers")
         out += np.float32(weight) * x
+
+    def check_length(self, data: bytes, size: int) -> None:
+        """For quantizers whose payload always has ``max_bytes``: FrameError unless it has."""
+        if len(data) != self.max_bytes(size):
+            wanted = f"{self.max_bytes(size)} bytes for {size} coordinates"
+            raise FrameError(f"{self.spec} needs {wanted}, got {len(data)}")
 
     def bind(self, layout: Layout) -> "Quantizer":
         """This quantizer for vectors of that layout; most do not care."""
@@ -125,30 +136,38 @@ def quantizer(spec: "str | Quantizer", layout: Layout | None = None) -> Quantize
     """The quantizer that ``spec`` describes, such as ``qsgd:4,bucket=256,norm=max``, bound to ``layout`` if
     given.
     """
-    found = spec if isinstance(spec, Quantizer) else _parse(spec)
+    if not isinstance(spec, str | Quantizer):
+        raise SpecError(f"a spec is a string such as 'qsgd:4', not {spec!r}", "qsgd:4")
+    found = _parse(spec) if isinstance(spec, str) else spec
     return found.bind(layout) if layout is not None else found
 
 
 @lru_cache(maxsize=256)
 def _parse(spec: str) -> Quantizer:
+    if len(spec) > MAX_SPEC:
+        raise SpecError(f"a spec of {len(spec)} characters, where {MAX_SPEC} are the most", "qsgd:4")
     name, _, rest = spec.strip().partition(":")
     name, comma, options = name.partition(",")
+    if comma and rest:
+        moved = f"{name}:{rest},{options}"
+        raise SpecError(
+            f"options stand after the argument in a spec, not before it as in {spec!r}", _nearest(moved)
+        )
     known = _registry if name in _registry else registered()
     if name in known:
         return known[name].from_arguments(Arguments(name, rest or (comma and comma + options), quantizer))
     closest = _closest(name, list(known))
-    nearest = _first_valid([f"{closest}:{rest}" if rest else closest, known[closest].example])
+    nearest = _nearest(f"{closest}:{rest}" if rest else closest)
     raise SpecError(f"unknown quantizer {name!r} in {spec!r}; known are {', '.join(known)}", nearest)
 
 
+def _nearest(spec: str) -> str:
+    """The spec itself where it is valid, or what is nearest to it."""
+    try:
+        return quantizer(spec).spec
+    except SpecError as error:
+        return error.nearest
+
+
 def _closest(word: str, words: list[str]) -> str:
-    return (difflib.get_close_matches(word.lower(), words, 1, 0.0) or words)[0]
-
-
-def _first_valid(candidates: list[str]) -> str:
-    for candidate in candidates[:-1]:
-        try:
-            return quantizer(candidate).spec
-        except SpecError as error:
-            return error.nearest
-    return candidates[-1]
+    return (difflib.get_close_matches(word.lower(), words, 1, 0.5) or ["identity"])[0]

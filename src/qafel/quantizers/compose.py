@@ -5,6 +5,7 @@ what a server quantizer must be. ``induced:C+Q`` sends C(x) and Q(x − C(x)) wi
 whatever C is, with ω = ω_Q·(1 − δ_C) (Horváth and Richtárik 2021): what a client quantizer should be.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,21 +13,20 @@ import numpy as np
 
 from qafel import vectors
 from qafel.errors import FrameError, SpecError
-from qafel.quantizers.base import Quantizer, register
+from qafel.quantizers.base import Quantizer, quantizer, register
 from qafel.quantizers.spec import Arguments
 from qafel.streams import derive
 from qafel.vectors import Layout, Vector
 
+LARGEST = np.finfo(np.float32).max
 
-def _inner(arguments: Arguments, spec: str, wrap: str) -> Quantizer:
+
+def _inner(arguments: Arguments, spec: str, wrap: Callable[[str], str]) -> Quantizer:
     """The quantizer inside; a bad one is complained about with the whole spec around it."""
     try:
-        found = arguments.parse(spec)
+        return quantizer(spec)
     except SpecError as error:
-        arguments.fail_with(str(error).partition("; nearest valid")[0], wrap.format(error.nearest))
-    if not isinstance(found, Quantizer):
-        raise TypeError(f"{spec} is not a quantizer")
-    return found
+        arguments.fail_with(str(error).partition("; nearest valid")[0], wrap(error.nearest))
 
 
 @register
@@ -44,7 +44,7 @@ class Contract(Quantizer):
         """``contract:SPEC``."""
         if not arguments.rest:
             arguments.fail_with("needs a quantizer", cls.example)
-        inner = _inner(arguments, arguments.rest, "contract:{}")
+        inner = _inner(arguments, arguments.rest, lambda nearest: f"contract:{nearest}")
         if not inner.unbiased:
             arguments.fail_with(f"{inner.spec} is biased and cannot be scaled into a contraction", inner.spec)
         return cls(inner)
@@ -82,8 +82,7 @@ class Contract(Quantizer):
 
     def decode(self, data: bytes, size: int) -> Vector:
         """What is inside, scaled."""
-        x = self.inner.decode(data, size)
-        x *= self.factor(size)
+        x: Vector = self.factor(size) * self.inner.decode(data, size)
         return x
 
 
@@ -102,13 +101,17 @@ class Induced(Quantizer):
     def from_arguments(cls, arguments: Arguments) -> Self:
         """``induced:SPEC+SPEC``, the second one unbiased."""
         first, plus, rest = arguments.rest.partition("+")
+        if first.startswith(cls.name):
+            arguments.fail_with(
+                "the first quantizer cannot be an induced one, which is unbiased already", cls.example
+            )
         if not plus or not first or not rest:
             arguments.fail_with(
                 "needs two quantizers with a + between them",
                 f"induced:{first or 'topk:0.1'}+{rest or 'qsgd:4'}",
             )
-        biased = _inner(arguments, first, f"induced:{{}}+{rest}")
-        unbiased = _inner(arguments, rest, f"induced:{first}+{{}}")
+        biased = _inner(arguments, first, lambda nearest: f"induced:{nearest}+{rest}")
+        unbiased = _inner(arguments, rest, lambda nearest: f"induced:{first}+{nearest}")
         if not unbiased.unbiased:
             arguments.fail_with(
                 f"the second quantizer must be unbiased, and {unbiased.spec} is not",
@@ -142,7 +145,7 @@ class Induced(Quantizer):
         """The length of the first payload (uint32), the first, the second."""
         x = vectors.as_vector(x)
         head = self.first.encode(x, derive(seed, "first"))
-        rest = self.rest.encode(x - self.first.decode(head, x.size), derive(seed, "rest"))
+        rest = self.rest.encode(_within(x, -self.first.decode(head, x.size)), derive(seed, "rest"))
         return len(head).to_bytes(4, "little") + head + rest
 
     def decode(self, data: bytes, size: int) -> Vector:
@@ -150,9 +153,12 @@ class Induced(Quantizer):
         start = 4 + int.from_bytes(data[:4], "little")
         if not 4 <= start <= len(data) <= self.max_bytes(size):
             raise FrameError(f"{self.spec} cannot have {len(data)} bytes for {size} coordinates")
-        x = self.first.decode(data[4:start], size)
-        with np.errstate(over="ignore"):
-            x += self.rest.decode(data[start:], size)
-        if not vectors.is_finite(x):
-            raise FrameError("the two payloads add up beyond float32")
-        return x
+        rest = self.rest.decode(data[start:], size)
+        return _within(self.first.decode(data[4:start], size), rest)
+
+
+def _within(x: Vector, y: Vector) -> Vector:
+    """x + y, kept within float32."""
+    with np.errstate(over="ignore"):
+        total: Vector = np.clip(x + y, -LARGEST, LARGEST)
+    return total

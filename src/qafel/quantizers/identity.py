@@ -60,12 +60,12 @@ class Identity(Quantizer):
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Adds the payload where it lies."""
+        vectors.check_target(out)
         x = self._read(data, out.size)
         out += x if weight == 1.0 else np.float32(weight) * x
 
     def _read(self, data: bytes, size: int) -> Vector:
-        if len(data) != 4 * size:
-            raise FrameError(f"identity needs {4 * size} bytes for {size} coordinates, got {len(data)}")
+        self.check_length(data, size)
         x = np.frombuffer(data, np.float32)
         if not vectors.is_finite(x):
             raise FrameError("the payload has a NaN or an infinity")

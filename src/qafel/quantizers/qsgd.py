@@ -124,8 +124,7 @@ class QSGD(Quantizer):
 
     def decode(self, data: bytes, size: int) -> Vector:
         """Codes times steps."""
-        if len(data) != self.max_bytes(size):
-            raise self._wrong_length(data, size)
+        self.check_length(data, size)
         out = vectors.zeros(size)
         self.decode_add(data, out)
         return out
@@ -134,9 +133,9 @@ class QSGD(Quantizer):
         """Codes times steps, added where they belong."""
         from qafel.quantizers import kernels
 
+        vectors.check_target(out)
         size, levels, width = out.size, self.levels, self.bits
-        if len(data) != self.max_bytes(size):
-            raise self._wrong_length(data, size)
+        self.check_length(data, size)
         head = 4 * self._buckets(size)
         raw = np.frombuffer(data, np.uint8)
         norms, codes = raw[:head].view(np.float32), raw[head:]
@@ -147,8 +146,3 @@ class QSGD(Quantizer):
             raise FrameError(f"the payload has a code above {2 * levels} or stray bits")
         bucket, factor = self.bucket or max(size, 1), np.float32(weight)
         over_ranges(lambda a, b: add(codes, norms, bucket, levels, width, factor, a, b, out), size, GROUP)
-
-    def _wrong_length(self, data: bytes, size: int) -> FrameError:
-        return FrameError(
-            f"{self.spec} needs {self.max_bytes(size)} bytes for {size} coordinates, got {len(data)}"
-        )

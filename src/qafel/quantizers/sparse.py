@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Self
 
 import numpy as np
@@ -33,7 +34,7 @@ class Sparse(Quantizer):
 
     def kept(self, size: int) -> int:
         """k for a vector of this size."""
-        wanted = math.ceil(self.keep * size) if self.keep < 1 else int(self.keep)
+        wanted = math.ceil(Fraction(self.keep) * size) if self.keep < 1 else int(self.keep)
         return min(wanted, size)
 
     def omega(self, size: int) -> float:
@@ -53,6 +54,7 @@ class Sparse(Quantizer):
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Touches the k places only."""
+        vectors.check_target(out)
         indices, values = self._read(data, out.size)
         out[indices] += np.float32(weight) * values
 
@@ -72,7 +74,7 @@ def _keep(arguments: Arguments, flags: tuple[str, ...] = ()) -> Decimal:
     if keep is None:
         options = "".join(f",{item}" for item in arguments.items)
         arguments.fail_with("needs a fraction or a count", f"{arguments.name}:0.1{options}")
-    return keep.normalize() if keep < 1 else Decimal(int(keep))
+    return Decimal(f"{keep:f}".rstrip("0")) if keep < 1 else Decimal(int(keep))
 
 
 @register
@@ -99,8 +101,8 @@ class TopK(Sparse):
         return False
 
     def max_bytes(self, size: int) -> int:
-        """With a bitmap; gap coding is chosen where it is shorter."""
-        return max_index_bytes(size) + 4 * self.kept(size)
+        """For positions as scattered as can be."""
+        return max_index_bytes(size, self.kept(size)) + 4 * self.kept(size)
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """Positions, then values."""
@@ -169,7 +171,7 @@ class RandK(Sparse):
         x = vectors.as_vector(x)
         if not vectors.is_finite(x):
             raise vectors.not_finite(x)
-        head = (seed & MASK).to_bytes(SEED_BYTES, "little")
+        head = (int(seed) & MASK).to_bytes(SEED_BYTES, "little")
         values = x[self.positions(head, x.size)]
         if self.scaled and values.size:
             with np.errstate(over="ignore"):

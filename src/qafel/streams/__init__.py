@@ -14,12 +14,12 @@ MASK = (1 << 64) - 1
 def derive(seed: int, *names: int | str) -> int:
     """The 64-bit seed of the stream called ``names`` under ``seed``."""
     parts = (f"{len(name)}:{name}" if isinstance(name, str) else f"#{int(name)}" for name in names)
-    return xxhash.xxh3_64_intdigest("/".join([str(seed & MASK), *parts]).encode())
+    return xxhash.xxh3_64_intdigest("/".join([str(int(seed) & MASK), *parts]).encode())
 
 
 def keys(seed: int) -> tuple[np.uint32, np.uint32]:
     """Two 32-bit keys from a seed, through splitmix64: consecutive seeds give unrelated pairs."""
-    z = ((seed & MASK) + 0x9E3779B97F4A7C15) & MASK
+    z = ((int(seed) & MASK) + 0x9E3779B97F4A7C15) & MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     z ^= z >> 31
