@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,11 +11,14 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.text import Text
 
 from qafel.errors import ConfigError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+FOLDED = 16
+"""The first column of a table is never narrower."""
 
 console = Console()
 """Standard output."""
@@ -26,24 +30,36 @@ def progress(quiet: bool) -> Progress:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table whose first column is text, folded where the terminal is narrow, and whose others are numbers,
-    never cut.
+    """A table whose first column is text and whose others are numbers; no number is ever cut.
+
+    On a narrow terminal, headings go over several lines, and then the first column is folded.
     """
     cells = [list(row) for row in rows]
-    widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
-    heads = [max(map(len, column.split())) for column in columns]
-    narrow = [max(pair) for pair in zip(widths, heads, strict=True)]
-    narrow[0] = min(narrow[0], 18)
-    grid = Table(header_style="bold", box=None, pad_edge=False, collapse_padding=True)
-    for k, column in enumerate(columns):
-        grid.add_column(
-            column, justify="right" if k else "left", min_width=narrow[k], overflow="fold", vertical="bottom"
-        )
-    for row in cells:
-        grid.add_row(*row)
-    wide = max(console.width if console.is_terminal else 160, sum(narrow) + len(narrow))
+    body = [max(len(row[k]) for row in cells) for k in range(len(columns))]
+    widths = [max(body[k], len(column)) for k, column in enumerate(columns)]
+    room, gap = console.width if console.is_terminal else 160, "  "
+    if sum(widths) + 2 * len(widths) > room:
+        widths, gap = [max(body[k], *map(len, column.split())) for k, column in enumerate(columns)], " "
+        widths[0] = max(FOLDED, min(widths[0], room - sum(widths[1:]) - len(widths)))
     console.print(title, style="italic", soft_wrap=True, highlight=False)
-    console.print(grid, width=wide, crop=False)
+    for index, row in enumerate([list(columns), *cells]):
+        folded = [_fold(cell, widths[k]) for k, cell in enumerate(row)]
+        height = max(map(len, folded))
+        for parts in zip(*([""] * (height - len(lines)) + lines for lines in folded), strict=True):
+            line = [part.rjust(widths[k]) if k else part.ljust(widths[0]) for k, part in enumerate(parts)]
+            console.print(Text(gap.join(line).rstrip(), style="" if index else "bold"), soft_wrap=True)
+
+
+def _fold(text: str, width: int) -> list[str]:
+    """Lines of at most ``width``, broken at spaces and after commas and pluses where possible."""
+    lines = [""]
+    for piece in re.split(r"(?<=[ ,+])", text):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return [line.rstrip() for line in lines]
 
 
 def json(value: Any) -> None:
