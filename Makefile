@@ -12,6 +12,8 @@ help: ## Show this list.
 setup: $(STAMP) ## Create .venv and install qafel with what it needs for the other targets.
 
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "qafel needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,figures,dev]'
 	@touch $@
@@ -21,17 +23,17 @@ demo: setup ## A small federation in memory: QAFeL beside FedBuff; ends with a t
 
 test: lint types layers tests ## Lint, type-check, check the import layers, run the tests.
 
-lint: setup
+lint: setup ## Check style and format.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup
+types: setup ## Check types.
 	$(BIN)/mypy
 
-layers: setup
+layers: setup ## Check which room imports which.
 	$(BIN)/lint-imports
 
-tests: setup
+tests: setup ## Run the tests.
 	$(BIN)/python -m pytest -n auto
 
 bench: setup ## Time the codecs against np.copyto and write results/bench-codec.json.
@@ -41,5 +43,5 @@ golden: setup ## Make the committed golden vectors anew (only when bytes change 
 	$(BIN)/python tests/golden/make.py
 
 clean: ## Remove what the other targets made.
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis runs
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

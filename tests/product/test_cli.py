@@ -108,6 +108,19 @@ def test_the_demo_ends_with_a_table_and_a_figure(tmp_path: Path) -> None:
     assert [run["loss"] for run in again["runs"]] == [runs["QAFeL"]["loss"], runs["FedBuff"]["loss"]]
 
 
+def test_the_readme_shows_what_the_demo_prints(tmp_path: Path) -> None:
+    """Bytes to the digit; losses within a percent: local training rounds differently on other machines."""
+    printed = qafel("demo", "--out", str(tmp_path)).stdout
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for name in ("QAFeL ", "FedBuff "):
+        shown, real = (
+            next(line for line in text.splitlines() if line.startswith(name) and " % " in line).split()
+            for text in (readme, printed)
+        )
+        assert shown[4:] == real[4:]
+        assert float(shown[1]) == pytest.approx(float(real[1]), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
