@@ -131,7 +131,7 @@ class Affine(Quantizer):
             if step is None:
                 target += factor * piece.view(np.float32)
             else:
-                kernels.affine_add(piece, step, zero, width, factor, 0, target.size, target)
+                kernels.affine_add(piece, step, zero, width, factor, target)
 
     def _checked(
         self, data: bytes, out: Vector
@@ -150,7 +150,7 @@ class Affine(Quantizer):
                     raise FrameError("the payload has an impossible step or zero point")
             piece = raw[at : at + (packed_bytes(count, self.bits) if quantized else 4 * count)]
             at += piece.size
-            if quantized and kernels.invalid_codes(piece, self.bits, self.steps, 0, count):
+            if quantized and kernels.invalid_codes(piece, self.bits, self.steps, count):
                 raise FrameError("the payload has stray bits")
             if not quantized and not vectors.is_finite(piece.view(np.float32)):
                 raise FrameError("the payload has a NaN or an infinity")

@@ -1,8 +1,9 @@
 """Numba kernels of the quantizers. No fast-math: these results define x̂.
 
-Every kernel works on a range of coordinates and returns 0 for "fine". Sums run in 16 lanes of float64, added
-in order, so that they do not depend on vector width, threads or machine. Integer arithmetic is cast back to
-32 bits at every operation: numba would widen it to 64, and halve the speed.
+Encoding kernels work on a range of coordinates, so that threads may share a vector; all return 0 for "fine".
+Sums run in 16 lanes of float64, added in order, so that they do not depend on vector width, threads or
+machine. Integer arithmetic is cast back to 32 bits at every operation: numba would widen it to 64, and halve
+the speed.
 """
 
 import numpy as np
@@ -196,18 +197,18 @@ def invalid_norms(norm_bits):
 
 
 @njit(nogil=True, cache=True)
-def invalid_codes(data, width, largest, start, stop):
-    """1 if a code of the range is above ``largest`` or a bit belongs to no code."""
-    if width == 4 and stop - start >= GROUP:
-        whole = (stop - start) & ~(GROUP - 1)
-        first = UINT(start // 2)
+def invalid_codes(data, width, largest, stop):
+    """1 if one of ``stop`` codes is above ``largest`` or a bit belongs to no code."""
+    start = 0
+    if width == 4:
+        whole = stop & ~(GROUP - 1)
         top = U8(0)
         for j in range(UINT(whole // 2)):
-            byte = data[first + j]
+            byte = data[j]
             top = max(top, max(U8(byte & U8(15)), U8(byte >> U8(4))))
         if top > largest:
             return 1
-        start += whole
+        start = whole
     low = np.zeros(GROUP, U8)
     high = np.zeros(GROUP, U8)
     narrow = min(width, 8)
@@ -244,16 +245,16 @@ def _step(norm, levels):
 
 
 @njit(nogil=True, cache=True)
-def qsgd_add(data, norms, bucket, levels, width, weight, start, stop, acc):
-    """``acc += weight · (code − s) · norm/s`` over a range that starts at a group; for at most 8 bits.
+def qsgd_add(data, norms, bucket, levels, width, weight, acc):
+    """``acc += weight · (code − s) · norm/s``; for at most 8 bits.
 
     A full group of 4-bit codes whose halves have one ordinary norm each goes straight from the bytes to
     ``acc``. It is not a function of its own: passing arrays costs as much as decoding a group.
     """
     codes = np.zeros(GROUP, U8)
     offset = I32(levels)
-    k = start // bucket
-    for group in range(start, stop, GROUP):
+    k, stop = 0, acc.size
+    for group in range(0, stop, GROUP):
         end, middle = min(group + GROUP, stop), group + HALF
         upper = k if middle < (k + 1) * bucket else k + 1
         if (
@@ -292,12 +293,12 @@ def qsgd_add(data, norms, bucket, levels, width, weight, start, stop, acc):
 
 
 @njit(nogil=True, cache=True)
-def wide_add(data, norms, bucket, levels, width, weight, start, stop, acc):
+def wide_add(data, norms, bucket, levels, width, weight, acc):
     """``qsgd_add`` for 9 to 16 bits, each value in float64 rounded once."""
     low = np.zeros(GROUP, U8)
     high = np.zeros(GROUP, U8)
-    for group in range(start, stop, GROUP):
-        count = min(GROUP, stop - group)
+    for group in range(0, acc.size, GROUP):
+        count = min(GROUP, acc.size - group)
         at = unpack(data, group // 8 * width, count, 8, low, 0)
         unpack(data, at, count, width - 8, high, 0)
         for j in range(count):
@@ -305,6 +306,16 @@ def wide_add(data, norms, bucket, levels, width, weight, start, stop, acc):
             value = F32(F64(norms[(group + j) // bucket]) * code / levels)
             acc[group + j] = F32(acc[group + j] + F32(weight * value))
     return 0
+
+
+@njit(nogil=True, cache=True)
+def qsgd_decode(data, norms, bucket, levels, width, weight, acc):
+    """Check a payload, then add it; 1, and nothing added, if it is bad. Memory is the limit, not cores."""
+    if invalid_norms(norms.view(U32)) or invalid_codes(data, width, 2 * levels, acc.size):
+        return 1
+    if width <= 8:
+        return qsgd_add(data, norms, bucket, levels, width, weight, acc)
+    return wide_add(data, norms, bucket, levels, width, weight, acc)
 
 
 @njit(nogil=True, cache=True)
@@ -326,13 +337,13 @@ def affine_codes(x, step, zero, top, width, start, stop, out):
 
 
 @njit(nogil=True, cache=True)
-def affine_add(data, step, zero, width, weight, start, stop, acc):
+def affine_add(data, step, zero, width, weight, acc):
     """``acc += weight · (code − zero) · step``, each value rounded once and kept within float32."""
     low = np.zeros(GROUP, U8)
     high = np.zeros(GROUP, U8)
     largest = F64(np.finfo(np.float32).max)
-    for group in range(start, stop, GROUP):
-        count = min(GROUP, stop - group)
+    for group in range(0, acc.size, GROUP):
+        count = min(GROUP, acc.size - group)
         at = unpack(data, group // 8 * width, count, min(width, 8), low, 0)
         if width > 8:
             unpack(data, at, count, width - 8, high, 0)

@@ -134,15 +134,10 @@ class QSGD(Quantizer):
         from qafel.quantizers import kernels
 
         vectors.check_target(out)
-        size, levels, width = out.size, self.levels, self.bits
+        size = out.size
         self.check_length(data, size)
         head = 4 * self._buckets(size)
         raw = np.frombuffer(data, np.uint8)
-        norms, codes = raw[:head].view(np.float32), raw[head:]
-        invalid, add = kernels.invalid_codes, kernels.qsgd_add if width <= 8 else kernels.wide_add
-        if kernels.invalid_norms(norms.view(np.uint32)):
-            raise FrameError("the payload has a norm that is negative, NaN or infinite")
-        if over_ranges(lambda a, b: invalid(codes, width, 2 * levels, a, b), size, GROUP):
-            raise FrameError(f"the payload has a code above {2 * levels} or stray bits")
-        bucket, factor = self.bucket or max(size, 1), np.float32(weight)
-        over_ranges(lambda a, b: add(codes, norms, bucket, levels, width, factor, a, b, out), size, GROUP)
+        scale = (raw[:head].view(np.float32), self.bucket or max(size, 1), self.levels)
+        if kernels.qsgd_decode(raw[head:], *scale, self.bits, np.float32(weight), out):
+            raise FrameError(f"{self.spec}: an impossible norm, an impossible code, or stray bits")
