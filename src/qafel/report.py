@@ -34,9 +34,7 @@ def pyplot() -> Any:
 def curves(
     path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[float], Sequence[float]]]]], y: str
 ) -> Path:
-    """One panel per x-axis, each with (name, xs, ys) curves over a shared logarithmic y-axis; returns the
-    path of the figure.
-    """
+    """Panels side by side, each an x-label and (name, xs, ys) curves, over one logarithmic y-axis."""
     plt = pyplot()
     figure, axes = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 3.6), sharey=True, squeeze=False)
     for axis, (label, lines) in zip(axes[0], panels, strict=True):

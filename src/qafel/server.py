@@ -140,9 +140,7 @@ class Server:
         return [self._reject("unexpected", f"clients do not send {type(message).__name__}")]
 
     def advance(self) -> list[Event]:
-        """Take the step that is due: after every update, and when an aggregator that was pending no longer
-        is.
-        """
+        """Take the step that is due; for drivers: when an aggregator that was pending no longer is."""
         if self.aggregator.count < self.job.buffer_size or self.aggregator.pending:
             return []
         return [self._step()]
@@ -204,9 +202,7 @@ class Server:
         return Stepped(self.version, frame, residual)
 
     def _watch(self, before: float, after: float) -> None:
-        """Stop when the quantizer, not the training, has blown up ‖x − x̂‖: a contraction makes it shrink
-        every time.
-        """
+        """Stop when the quantizer, not the training, has blown up ‖x − x̂‖; a contraction only shrinks it."""
         if self.job.replaces:
             return
         growth = math.log(after / before) if after and before else -math.inf
@@ -256,9 +252,7 @@ class Server:
     def from_state(
         cls, data: bytes, *, weight: Weight | None = None, aggregator: Aggregator | None = None
     ) -> "Server":
-        """Continue from ``state()`` to the same bytes. A weight or aggregator of your own must be handed in
-        again.
-        """
+        """Continue from ``state()`` to the same bytes; hand in a weight or aggregator of your own again."""
         try:
             saved = wire.unpack(wire.unseal(STATE_MAGIC, STATE_FORMAT, data), msgspec.msgpack.Decoder(_State))
             job = Job.from_bytes(saved.job)

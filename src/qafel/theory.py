@@ -176,9 +176,7 @@ class Bound:
 
 
 def bound(s: Setting, *, limit: bool = False) -> Bound:
-    """The bound of the theorem; with ``limit``, of the corollary, which puts 1/δ_s or 4/δ_s² in the place of
-    φ(T).
-    """
+    """The bound of the theorem; with ``limit``, of the corollary: φ's limit in the place of φ(T)."""
     a, b, omega = alpha(s.rates), beta(s.rates), 1 - s.client_delta
     trained = 3 * s.smoothness**2 * b * (s.variance + s.local_steps * s.gradient_bound)
     stepped = b * (s.variance + 4 * s.gradient_bound) / s.buffer_size

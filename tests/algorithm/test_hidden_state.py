@@ -259,3 +259,20 @@ def test_a_newcomer_to_a_naive_job_needs_no_snapshot() -> None:
     (frame,) = catch_up(server, newcomer)
     assert len(frame) < server.log.snapshot_bytes / 3
     assert np.array_equal(newcomer.hidden.x, server.hidden.x)
+
+
+@pytest.mark.parametrize("server_quantizer", ["identity", "qsgd:4,bucket=256,norm=max"])
+def test_negative_zeros_survive_snapshots_and_saving(server_quantizer: str) -> None:
+    x0 = np.array([-0.0, 0.0, -1.0, 1e-45], np.float32)
+    job = Job(size=4, buffer_size=1, client_quantizer="identity", server_quantizer=server_quantizer)
+    server = Server(job, x0)
+    newcomer = Client.join(server.welcome(), client=1)
+    catch_up(server, newcomer)
+    assert newcomer.hidden.x.tobytes() == x0.tobytes()
+    assert Server.from_state(server.state()).state() == server.state()
+    assert Client.from_state(newcomer.state()).state() == newcomer.state()
+    for event in server.receive(newcomer.train(lambda x, task: np.full(4, -0.0, np.float32))):
+        if isinstance(event, Stepped):
+            assert isinstance(newcomer.apply(event.frame), Advanced)
+    assert newcomer.hidden.x.tobytes() == server.hidden.x.tobytes()
+    assert Server.from_state(server.state()).state() == server.state()

@@ -18,8 +18,9 @@ MAX_RICE = 30
 
 
 def max_index_bytes(size: int, count: int) -> int:
-    """No ``count`` positions below ``size`` take more bytes: with parameter r, their gaps need at most
-    count·(r + 1) + (size − count)/2ʳ bits.
+    """No ``count`` positions below ``size`` take more bytes than this.
+
+    With parameter r, their gaps need at most count·(r + 1) + (size − count)/2ʳ bits.
     """
     bits = min(count * (rice + 1) + ((size - count) >> rice) for rice in range(MAX_RICE + 1))
     return 1 + -(-min(size, bits) // 8)

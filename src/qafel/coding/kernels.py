@@ -13,9 +13,7 @@ HALF = GROUP // 2
 
 @njit(nogil=True, cache=True)
 def pack(codes, first, count, width, out, at):
-    """Pack ``codes[first : first + count]`` (at most 8 bits each), group by group, at ``out[at:]``; return
-    where it ends.
-    """
+    """Pack ``codes[first : first + count]``, of at most 8 bits, at ``out[at:]``; return where it ends."""
     end = first + count
     if width == 4:
         while first + GROUP <= end:
@@ -110,9 +108,7 @@ def stray_bits(data, at, count, width):
 
 @njit(nogil=True, cache=True)
 def write_gaps(indices, rice, out):
-    """Rice-code the gaps of sorted ``indices`` into ``out``: quotient in ones and a zero, then ``rice`` low
-    bits.
-    """
+    """Rice-code the gaps of sorted ``indices`` into ``out``."""
     word = U64(0)
     used = 0
     at = 0
@@ -141,9 +137,7 @@ def write_gaps(indices, rice, out):
 
 @njit(nogil=True, cache=True)
 def read_gaps(data, rice, size, indices):
-    """The inverse of ``write_gaps``; False unless ``data`` is exactly one valid coding of ``indices.size``
-    positions.
-    """
+    """The inverse of ``write_gaps``; False unless ``data`` codes as many positions as there is room for."""
     bits = data.size * 8
     at = 0
     previous = -1

@@ -19,7 +19,7 @@ from qafel import vectors
 from qafel.coding.planes import GROUP, packed_bytes
 from qafel.coding.work import over_ranges
 from qafel.errors import FrameError, VectorError
-from qafel.quantizers.base import Quantizer, register
+from qafel.quantizers.base import Dense, register
 from qafel.quantizers.spec import Arguments
 from qafel.vectors import Layout, Vector
 
@@ -29,7 +29,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @register
 @dataclass(frozen=True)
-class Affine(Quantizer):
+class Affine(Dense):
     """Nearest of 2ⁿ grid points between the smallest and the largest coordinate of a tensor."""
 
     name = "affine"
@@ -112,13 +112,6 @@ class Affine(Quantizer):
         kernel, top, width = kernels.affine_codes, self.steps, self.bits
         over_ranges(lambda a, b: kernel(x, step, zero, top, width, a, b, out), x.size, GROUP)
         return np.float64(step).tobytes() + np.uint16(zero).tobytes() + out.tobytes()
-
-    def decode(self, data: bytes, size: int) -> Vector:
-        """Codes times steps, tensor after tensor."""
-        self.check_length(data, size)
-        out = vectors.zeros(size)
-        self.decode_add(data, out)
-        return out
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Checked first, then added tensor after tensor."""

@@ -94,12 +94,6 @@ class Quantizer(ABC):
             raise FrameError(f"{self.spec} decoded to something other than {out.size} finite numbers")
         out += np.float32(weight) * x
 
-    def check_length(self, data: bytes, size: int) -> None:
-        """For quantizers whose payload always has ``max_bytes``: FrameError unless it has."""
-        if len(data) != self.max_bytes(size):
-            wanted = f"{self.max_bytes(size)} bytes for {size} coordinates"
-            raise FrameError(f"{self.spec} needs {wanted}, got {len(data)}")
-
     def bind(self, layout: Layout) -> "Quantizer":
         """This quantizer for vectors of that layout; most do not care."""
         del layout
@@ -107,6 +101,23 @@ class Quantizer(ABC):
 
     def __str__(self) -> str:
         return self.spec
+
+
+class Dense(Quantizer):
+    """A quantizer whose payload always has ``max_bytes`` and is best decoded by adding it to zero."""
+
+    def check_length(self, data: bytes, size: int) -> None:
+        """FrameError unless the payload is as long as it must be."""
+        if len(data) != self.max_bytes(size):
+            wanted = f"{self.max_bytes(size)} bytes for {size} coordinates"
+            raise FrameError(f"{self.spec} needs {wanted}, got {len(data)}")
+
+    def decode(self, data: bytes, size: int) -> Vector:
+        """What ``decode_add`` adds."""
+        self.check_length(data, size)
+        out = vectors.zeros(size)
+        self.decode_add(data, out)
+        return out
 
 
 Q = TypeVar("Q", bound=type[Quantizer])

@@ -7,14 +7,14 @@ import numpy as np
 
 from qafel import vectors
 from qafel.errors import FrameError
-from qafel.quantizers.base import Quantizer, register
+from qafel.quantizers.base import Dense, register
 from qafel.quantizers.spec import Arguments
 from qafel.vectors import Vector
 
 
 @register
 @dataclass(frozen=True)
-class Identity(Quantizer):
+class Identity(Dense):
     """Q(x) = x, as little-endian float32."""
 
     name = "identity"
@@ -55,7 +55,7 @@ class Identity(Quantizer):
         return x.tobytes()
 
     def decode(self, data: bytes, size: int) -> Vector:
-        """The vector again."""
+        """The vector again, to the last bit of a negative zero."""
         return vectors.copy(self._read(data, size))
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:

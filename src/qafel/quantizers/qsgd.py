@@ -19,7 +19,7 @@ from qafel import vectors
 from qafel.coding.planes import GROUP, packed_bytes
 from qafel.coding.work import CHUNK, over_ranges, scratch
 from qafel.errors import FrameError, VectorError
-from qafel.quantizers.base import Quantizer, register
+from qafel.quantizers.base import Dense, register
 from qafel.quantizers.spec import Arguments
 from qafel.streams import keys
 from qafel.vectors import Vector
@@ -29,7 +29,7 @@ MAX_BITS = 16
 
 @register
 @dataclass(frozen=True)
-class QSGD(Quantizer):
+class QSGD(Dense):
     """Stochastic rounding to ``levels`` steps each side of zero, per ``bucket`` (None: the whole vector)."""
 
     name = "qsgd"
@@ -121,13 +121,6 @@ class QSGD(Quantizer):
                 )
             raise vectors.not_finite(x)
         return out.tobytes()
-
-    def decode(self, data: bytes, size: int) -> Vector:
-        """Codes times steps."""
-        self.check_length(data, size)
-        out = vectors.zeros(size)
-        self.decode_add(data, out)
-        return out
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Codes times steps, added where they belong."""
