@@ -108,7 +108,7 @@ class Client:
 
     @classmethod
     def join(cls, welcome: bytes, *, client: int) -> "Client":
-        """A newcomer, from the server's welcome; ask for a snapshot with ``catch_up`` next."""
+        """A newcomer, from the server's welcome; send ``catch_up()`` next."""
         message = wire.decode(welcome, MAX_WELCOME)
         if not isinstance(message, Welcome):
             raise FrameError(f"expected a Welcome, got {type(message).__name__}")
@@ -207,7 +207,7 @@ class Client:
         )
         if hidden.digest != increment.digest:
             return self._drift(increment.version)
-        self._hidden = hidden
+        self._hidden, self._asked = hidden, False
         return Advanced(self.version)
 
     def _snapshot(self, snapshot: Snapshot) -> Event:

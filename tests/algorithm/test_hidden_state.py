@@ -232,6 +232,10 @@ def test_a_client_ahead_of_a_restored_server_goes_back_when_it_asks() -> None:
     restored = Server.from_state(saved)
     unasked = wire.encode(restored.hidden.snapshot(job.id))
     assert client.apply(unasked) == Ignored(1)
+    ahead, away = Client.from_state(client.state()), Client(job, x0, client=1)
+    catch_up(server, away)
+    assert away.apply(unasked) == Ignored(1)  # its question was answered: nothing leads back any more
+    assert ahead.apply(unasked) == Ignored(1)
     catch_up(restored, client)
     assert client.version == restored.version == 1
     assert np.array_equal(client.hidden.x, restored.hidden.x)
