@@ -57,9 +57,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         for name in ("size", "buffer_size", "max_staleness", "seed"):
             _set(self, name, operator.index, "a whole number", optional=name == "max_staleness")
         for name in ("server_rate", "momentum"):
-            _set(self, name, float, "a number")
+            _set(self, name, lambda value: float(value) + 0.0, "a number")
         if not 1 <= self.size <= MAX_SIZE:
             raise ConfigError(f"size must be from 1 to {MAX_SIZE}, not {self.size}")
+        if not isinstance(self.layout, Layout | None):
+            raise ConfigError("layout must be a Layout; Layout.of({name: shape, …}) makes one")
         if self.layout is not None and self.layout.size != self.size:
             raise ConfigError(f"the layout has {self.layout.size} coordinates, the job {self.size}")
         if not 1 <= self.buffer_size < 1 << 31:
@@ -68,8 +70,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigError(f"server_rate must be positive, not {self.server_rate}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be at least 0 and below 1, not {self.momentum}")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise ConfigError(f"max_staleness must be at least 0, not {self.max_staleness}")
+        if self.max_staleness is not None and not 0 <= self.max_staleness < 1 << 40:
+            raise ConfigError(f"max_staleness must be at least 0 and below 2⁴⁰, not {self.max_staleness}")
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigError("seed must fit into 64 bits")
         if self.broadcast not in ("difference", "model"):

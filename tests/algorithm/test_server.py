@@ -368,6 +368,8 @@ def test_a_trainer_or_a_client_that_is_misused_gets_a_sentence() -> None:
         ({"server_rate": "fast"}, "server_rate must be a number"),
         ({"staleness_weight": abs}, "goes into Server"),
         ({"client_quantizer": None}, "a spec is a string"),
+        ({"layout": {"a": (5,)}}, "Layout.of"),
+        ({"max_staleness": 1 << 40}, "max_staleness"),
         ({"client_quantizer": "qsdg:4"}, "nearest valid spec: 'qsgd:4'"),
     ],
 )
@@ -386,7 +388,7 @@ def test_a_job_survives_its_bytes_and_its_id_covers_everything() -> None:
         {"buffer_size": 9},
     ]
     assert len({job.id, *(Job(**{"size": SIZE, "seed": 3, **change}).id for change in changes)}) == 5  # type: ignore[arg-type]
-    assert Job(size=np.int64(SIZE), server_rate=1, momentum=0, seed=np.int8(3)).id == job.id  # type: ignore[arg-type]
+    assert Job(size=np.int64(SIZE), server_rate=1, momentum=-0.0, seed=np.int8(3)).id == job.id  # type: ignore[arg-type]
     assert Job(size=SIZE, server_rate=np.float64(0.5)).id == Job(size=SIZE, server_rate=0.5).id
     assert Job(size=SIZE, client_quantizer="qsgd:levels=7").id == Job(size=SIZE, client_quantizer="qsgd:4").id
     with pytest.raises(ConfigError, match="unknown algorithm"):
