@@ -5,7 +5,7 @@
                                      send Q_c(y_P − y_0) and the version of x̂
 
 ``apply`` takes the server's frames, ``train`` makes an update. A client whose digest ever differs from the
-server's, or that was told the job only, is out of sync: it refuses to train until a snapshot arrived;
+server's, or that was told the job only, is out of sync: it refuses to train until it has caught up;
 ``catch_up`` is the frame to ask with.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from qafel import streams, vectors, wire
-from qafel.config import DEFAULT_QUANTIZER, Job
+from qafel.config import Job, unbiased_one
 from qafel.errors import ConfigError, FrameError, OutOfSyncError, QafelWarning, StateError, VectorError
 from qafel.hidden import HiddenState
 from qafel.vectors import Vector
@@ -96,7 +96,7 @@ class Client:
         if not self.quantizer.unbiased:
             warnings.warn(
                 f"the client quantizer {job.client_quantizer} is biased and the convergence theory needs an "
-                f"unbiased one; induced:{job.client_quantizer}+{DEFAULT_QUANTIZER} is unbiased",
+                f"unbiased one; {unbiased_one(self.quantizer)} is unbiased",
                 QafelWarning,
                 stacklevel=2,
             )
@@ -197,8 +197,9 @@ class Client:
                 "malformed", "an increment that replaces x̂ where it should be added, or the other way round"
             )
         if self._hidden is not None and increment.version <= self.version:
-            same = increment.version < self.version or increment.digest == self._hidden.digest
-            return Ignored(increment.version) if same else self._drift(increment.version)
+            if increment.version < self.version:
+                return Ignored(increment.version)
+            return self._confirmed(increment.digest) or self._drift(increment.version)
         if not increment.replaces and (self._hidden is None or increment.version != self.version + 1):
             return Missed(increment.version)
         hidden = self._hidden or HiddenState(vectors.zeros(self.job.size))
@@ -212,14 +213,24 @@ class Client:
 
     def _snapshot(self, snapshot: Snapshot) -> Event:
         """Take what the server says, even if it moves x̂ back, when it answers us or contradicts us."""
-        old = self._hidden
-        if old is not None and (old.version, old.digest) == (snapshot.version, snapshot.digest):
-            return Ignored(snapshot.version)
-        if old is not None and snapshot.version < old.version and not self._asked:
+        if (
+            self._hidden is not None
+            and snapshot.version == self.version
+            and (same := self._confirmed(snapshot.digest))
+        ):
+            return same
+        if self._hidden is not None and snapshot.version < self.version and not self._asked:
             return Ignored(snapshot.version)
         self._hidden = HiddenState.restore(snapshot, self.job.size)
         self._asked = False
         return Advanced(self.version)
+
+    def _confirmed(self, digest: int) -> Ignored | None:
+        """A digest of our version that equals ours answers any question: we are where the server is."""
+        if digest != self.hidden.digest:
+            return None
+        self._asked = False
+        return Ignored(self.version)
 
     def _drift(self, version: int) -> Drifted:
         self._hidden = None

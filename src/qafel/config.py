@@ -16,8 +16,8 @@ from typing import Any, Literal
 import msgspec
 
 from qafel import wire
-from qafel.errors import ConfigError
-from qafel.quantizers import Quantizer, quantizer
+from qafel.errors import ConfigError, SpecError
+from qafel.quantizers import Contract, Quantizer, quantizer
 from qafel.vectors import MAX_SIZE, Layout
 
 Weight = Callable[[int], float]
@@ -124,7 +124,7 @@ def _set(job: Job, name: str, convert: Callable[[Any], Any], what: str, *, optio
         if isinstance(value, str | bool):
             raise TypeError
         msgspec.structs.force_setattr(job, name, convert(value))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{name} must be {what}, not {value!r}") from error
 
 
@@ -171,7 +171,14 @@ def remedy(q: Quantizer, size: int) -> str:
     """What to use in the place of a server quantizer that is not a contraction."""
     fixes = [DEFAULT_QUANTIZER] if quantizer(DEFAULT_QUANTIZER).delta(size) > 0 else []
     if q.unbiased:
-        scaled = quantizer(f"contract:{q.spec}")
-        fixes.append(f"{scaled.spec} (delta {scaled.delta(size):.3g})")
+        fixes.append(f"contract:{q.spec} (delta {Contract(q).delta(size):.3g})")
     advice = ", or more levels, a smaller bucket, the max norm" if q.name == "qsgd" else ""
     return " or ".join(fixes) + advice
+
+
+def unbiased_one(q: Quantizer) -> str:
+    """The spec of an unbiased quantizer to use in the place of ``q``."""
+    try:
+        return quantizer(f"induced:{q.spec}+{DEFAULT_QUANTIZER}").spec
+    except SpecError:
+        return DEFAULT_QUANTIZER

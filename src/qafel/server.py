@@ -141,12 +141,14 @@ class Server:
 
     def advance(self) -> list[Event]:
         """Take the step that is due; for drivers: when an aggregator that was pending no longer is."""
+        self._refuse_if_diverged()
         if self.aggregator.count < self.job.buffer_size or self.aggregator.pending:
             return []
         return [self._step()]
 
     def catch_up(self, request: CatchUp) -> list[bytes]:
         """The frames that bring a client up to date."""
+        self._refuse_if_diverged()
         if not request.fresh and (request.version, request.digest) == (self.version, self.hidden.digest):
             return []
         frames = self.log.missing(-1 if request.fresh else request.version, request.digest)
@@ -180,8 +182,9 @@ class Server:
 
     def _step(self) -> Stepped:
         count = self.aggregator.count
+        total = vectors.as_vector(self.aggregator.finish(), self.job.size)
         with np.errstate(all="ignore"):
-            mean = self.aggregator.finish() / np.float32(count)
+            mean = total / np.float32(count)
             self._momentum = np.float32(self.job.momentum) * self._momentum + mean
             x = self._x + np.float32(self.job.server_rate) * self._momentum
             target = x if self.job.replaces else x - self.hidden.x
@@ -262,9 +265,9 @@ class Server:
         except FrameError as error:
             raise StateError(f"this is not the saved state of a server: {error}") from error
         if server._own != saved.own:
-            raise StateError(
-                "this saved state goes with a weight or aggregator of your own; hand the same ones in"
-            )
+            own = [name for name, had in zip(("weight", "aggregator"), saved.own, strict=True) if had]
+            what = " and ".join(own) or "nothing"
+            raise StateError(f"this saved state goes with {what} of your own; hand in just that")
         server.aggregator.restore(saved.aggregator)
         server.seen = SeenTasks(saved.seen)
         server.log = IncrementLog(saved.log, server.hidden.snapshot_bytes(job.id))

@@ -14,6 +14,9 @@ from dataclasses import dataclass, fields, replace
 from qafel.errors import ConfigError
 from qafel.quantizers import Quantizer, quantizer
 
+LARGEST = 1e30
+"""Beyond this, numbers of a setting say nothing and their products overflow."""
+
 
 def alpha(rates: Sequence[float]) -> float:
     """α_P = Σ η_ℓ^(p)."""
@@ -88,15 +91,19 @@ class Setting:
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "server_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
-        for name in ("variance", "gradient_bound", "gap", "max_staleness"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must not be negative, and is {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= LARGEST:
+                raise ConfigError(
+                    f"{name} must be positive and at most {LARGEST:g}, not {getattr(self, name)}"
+                )
+        for name in ("variance", "gradient_bound", "gap", "max_staleness", "steps", "buffer_size"):
+            if not 0 <= getattr(self, name) <= LARGEST:
+                raise ConfigError(f"{name} must be from 0 to {LARGEST:g}, and is {getattr(self, name)}")
         if self.steps < 1 or self.buffer_size < 1:
             raise ConfigError("steps and buffer_size must be at least 1")
-        if not self.rates or not all(0 < rate < math.inf for rate in self.rates):
-            raise ConfigError("rates must name at least one local learning rate, all positive")
+        if not self.rates or not all(1 / LARGEST <= rate <= LARGEST for rate in self.rates):
+            raise ConfigError(
+                f"rates must name a learning rate for each local step, from {1 / LARGEST:g} to {LARGEST:g}"
+            )
 
     @property
     def local_steps(self) -> int:
@@ -245,6 +252,8 @@ def costs(s: Setting, size: int, specs: Iterable[str]) -> list[Cost]:
     """Which quantizers may be used, and what each costs: its bytes, and the bound against that of FedBuff."""
     exact = quantizer("identity")
     reference = bound(s.with_quantizers(exact, exact, size)).total
+    if reference == 0:
+        raise ConfigError("with no gap, variance and gradient bound there is nothing to bound")
     rows = []
     for q in map(quantizer, specs):
         at_client = s.with_quantizers(q, exact, size) if q.unbiased else None

@@ -236,6 +236,9 @@ def test_a_client_ahead_of_a_restored_server_goes_back_when_it_asks() -> None:
     catch_up(server, away)
     assert away.apply(unasked) == Ignored(1)  # its question was answered: nothing leads back any more
     assert ahead.apply(unasked) == Ignored(1)
+    ahead.catch_up()
+    assert ahead.apply(wire.encode(server.hidden.snapshot(job.id))) == Ignored(2)
+    assert ahead.apply(unasked) == Ignored(1)  # the server's digest was ours: that was the answer
     catch_up(restored, client)
     assert client.version == restored.version == 1
     assert np.array_equal(client.hidden.x, restored.hidden.x)

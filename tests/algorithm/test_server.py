@@ -27,7 +27,7 @@ from qafel import (
 )
 from qafel.buffer import Buffer, SeenTasks
 from qafel.vectors import Vector
-from qafel.wire import Update
+from qafel.wire import CatchUp, Update
 
 SIZE = 50
 X0 = np.linspace(-1, 1, SIZE, dtype=np.float32)
@@ -183,8 +183,9 @@ def test_a_server_quantizer_that_is_no_contraction_warns_diverges_and_names_the_
     assert server.version < 20
     with pytest.raises(DivergenceError, match="has stopped"):
         server.receive(upload(101))
-    with pytest.raises(DivergenceError):
-        server.state()
+    for refused in (server.state, server.advance, lambda: server.catch_up(CatchUp(job.id, 0, 0, 0, True))):
+        with pytest.raises(DivergenceError, match="has stopped"):
+            refused()
     for fixed in ("qsgd:4,bucket=256,norm=max", "contract:qsgd:4"):
         steady = Server(
             Job(size=size, buffer_size=1, client_quantizer="identity", server_quantizer=fixed), x0
@@ -193,6 +194,30 @@ def test_a_server_quantizer_that_is_no_contraction_warns_diverges_and_names_the_
             delta = rng.standard_normal(size).astype(np.float32)
             steady.receive(wire.encode(Update(steady.job.id, 0, task, 0, delta.tobytes())))
         assert steady.version == 100
+
+
+class Noisy(Buffer):
+    """An aggregator whose author forgot about float32."""
+
+    def finish(self) -> Vector:
+        return super().finish().astype(np.float64)
+
+
+def test_an_aggregator_that_returns_something_else_is_told_so() -> None:
+    job = algorithm("fedbuff", size=SIZE, buffer_size=1)
+    server = Server(job, X0, aggregator=Noisy(quantizer("identity"), SIZE))
+    with pytest.raises(VectorError, match="flat float32"):
+        server.receive(Client(job, X0, client=0).train(shrink))
+
+
+def test_advice_is_always_a_valid_spec() -> None:
+    for spec in ("topk:0.1", "contract:induced:topk:0.1+qsgd:4", "affine:4", "randk:0.1"):
+        with pytest.warns(QafelWarning) as caught:
+            Client(Job(size=SIZE, client_quantizer=spec), X0, client=0)
+        assert quantizer(str(caught[0].message).rpartition("; ")[2].split(" ")[0]).unbiased
+    long = "induced:topk:0.0000001+" * 3 + "qsgd:levels=1,bucket=1000"
+    with pytest.warns(QafelWarning, match="use qsgd:4,bucket=256,norm=max or contract"):
+        Server(Job(size=100_000, server_quantizer=long), np.zeros(100_000, np.float32))
 
 
 def test_the_watch_survives_saving() -> None:
@@ -366,6 +391,7 @@ def test_a_trainer_or_a_client_that_is_misused_gets_a_sentence() -> None:
         ({"max_staleness": "many"}, "max_staleness must be a whole number"),
         ({"seed": None}, "seed must be a whole number"),
         ({"server_rate": "fast"}, "server_rate must be a number"),
+        ({"server_rate": 10**400}, "server_rate must be a number"),
         ({"staleness_weight": abs}, "goes into Server"),
         ({"client_quantizer": None}, "a spec is a string"),
         ({"layout": {"a": (5,)}}, "Layout.of"),

@@ -62,6 +62,8 @@ def test_quantizers_measures_on_a_vector_of_the_users(tmp_path: Path) -> None:
     dense, sparse = answer["quantizers"]
     assert 0.01 < dense["nmse"] < 0.1
     assert abs(dense["bias"]) < 0.1 * dense["nmse"]
+    assert dense["delta"] == pytest.approx(1 - dense["nmse"])
+    assert 4 < dense["bits"] < 4.3
     assert sparse["bias"] > 0.3
     assert "bias²" in qafel("quantizers", "affine:4", "--on", str(path), "--seeds", "2").stdout
 
@@ -128,7 +130,7 @@ def test_the_readme_shows_what_the_demo_prints(tmp_path: Path) -> None:
         (["quantizers", "--size", "0"], "--size must be from 1 to 1,073,741,823, not 0"),
         (["quantizers", "--size", "1e6"], "valid integer"),
         (["quantizers", "--sizes", "3"], "No such option: --sizes"),
-        (["theory", "bound", "--staleness", "-1"], "--staleness must not be negative"),
+        (["theory", "bound", "--staleness", "-1"], "--staleness must be from 0"),
         (["theory", "bound", "--server", "qsgd:4"], "use qsgd:4,bucket=256,norm=max or contract:qsgd:4"),
         (["theory", "bound", "--local-rates", ""], "--local-rates must be numbers"),
         (["quantizers", "induced:induced"], "nearest valid spec: 'induced:topk:0.1+qsgd:4'"),
@@ -137,6 +139,10 @@ def test_the_readme_shows_what_the_demo_prints(tmp_path: Path) -> None:
         (["theory", "bound", "--client", "topk:0.1"], "needs an unbiased client quantizer"),
         (["theory", "bound", "--local-rates", "a,b"], "--local-rates must be numbers"),
         (["theory", "bound", "-L", "0"], "smoothness must be positive"),
+        (["theory", "bound", "-L", "1e200"], "smoothness must be positive and at most 1e+30"),
+        (["theory", "bound", "-T", "1" + 100 * "0"], "must be from 1 to a billion"),
+        (["theory", "bound", "--local-rates", "1e-200"], "rates must name"),
+        (["theory", "quantizers", "--gap", "0", "--variance", "0", "-G", "0"], "nothing to bound"),
         (["bench", "codec", "-d", "0"], "--size must be from 1"),
         (["demo", "--uploads", "0"], "uploads must be at least 1"),
         (["quantizers", "--on", "/nowhere.npy"], "No such file"),

@@ -107,6 +107,8 @@ BAD: dict[str, str | None] = {
     "qsgd:4" + ",x" * 400: "qsgd:4",
     "qsgd,bucket=256,norm=max:4": "qsgd:4,bucket=256,norm=max",
     "topk:0." + "9" * 29: "topk:0.1",
+    "topk:3.14159265e-5": "topk:0.1",
+    "induced:topk:1e-9+" * 6 + "qsgd:4": "induced:topk:0.000000001+qsgd:4",
     "none": "identity",
     "": "identity",
 }

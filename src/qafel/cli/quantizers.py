@@ -57,11 +57,12 @@ def load_vector(path: Path) -> Vector:
     """The flat vector in a .npy file, as float32."""
     try:
         array = np.load(path, allow_pickle=False)
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-            raise ConfigError(f"{path} does not hold an array of numbers")
     except (ValueError, EOFError) as error:
         raise ConfigError(f"{path} is not a .npy file: {error}") from error
-    return vectors.as_vector(array.astype(np.float32).ravel())
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+        raise ConfigError(f"{path} does not hold one array of numbers")
+    with np.errstate(over="ignore"):
+        return vectors.as_vector(array.astype(np.float32).ravel())
 
 
 def quantizers(
@@ -115,7 +116,8 @@ def quantizers(
 def _measured(specs: list[str] | None, x: Vector, seeds: int, json: bool) -> None:
     rows = [measure(spec, x, seeds) for spec in specs_or_all(specs, x.size)]
     if json:
-        show.json({"size": x.size, "seeds": seeds, "quantizers": msgspec.to_builtins(rows)})
+        measured = [{**msgspec.to_builtins(row), "bits": row.bits, "delta": row.delta} for row in rows]
+        show.json({"size": x.size, "seeds": seeds, "quantizers": measured})
         return
     show.table(
         f"Measured on {x.size:,} coordinates with {seeds} seeds (bias² is about 0 for an unbiased quantizer)",

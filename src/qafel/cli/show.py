@@ -32,7 +32,8 @@ def progress(quiet: bool) -> Progress:
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table whose first column is text and whose others are numbers; no number is ever cut.
 
-    On a narrow terminal, headings go over several lines, and then the first column is folded.
+    On a terminal of 80 columns, headings go over several lines and the first column is folded; on a
+    narrower one, lines are longer than it.
     """
     cells = [list(row) for row in rows]
     body = [max(len(row[k]) for row in cells) for k in range(len(columns))]
@@ -85,7 +86,7 @@ def number(value: float, digits: int = 3) -> str:
         return "0"
     if value == int(value) and abs(value) < 1e9:
         return f"{int(value):,}"
-    if abs(value) >= 1e3:
+    if 1e3 <= abs(value) < 1e9:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 

@@ -8,7 +8,7 @@ import typer
 from qafel import theory
 from qafel.cli import show
 from qafel.cli.quantizers import Size, Specs, check_size, specs_or_all
-from qafel.config import DEFAULT_QUANTIZER, remedy
+from qafel.config import DEFAULT_QUANTIZER, remedy, unbiased_one
 from qafel.errors import ConfigError
 from qafel.quantizers import quantizer
 
@@ -47,10 +47,10 @@ def _setting(
     server_rate: float | None,
     staleness: int,
 ) -> theory.Setting:
-    if min(steps, buffer_size, local_steps) < 1:
-        raise ConfigError("--steps, --buffer-size and --local-steps must be at least 1")
-    if staleness < 0:
-        raise ConfigError(f"--staleness must not be negative, and is {staleness}")
+    if not 1 <= min(steps, buffer_size, local_steps) <= max(steps, buffer_size, local_steps) <= 10**9:
+        raise ConfigError("--steps, --buffer-size and --local-steps must be from 1 to a billion")
+    if not 0 <= staleness <= 10**9:
+        raise ConfigError(f"--staleness must be from 0 to a billion, not {staleness}")
     local, server = theory.complexity_rates(steps, local_steps, buffer_size)
     try:
         rates = (local,) * local_steps if local_rates is None else tuple(map(float, local_rates.split(",")))
@@ -177,9 +177,7 @@ def bound_command(
             f"{q_s.delta(size):.3g} at {size:,} coordinates; use {remedy(q_s, size)}"
         )
     if not q_c.unbiased:
-        raise ConfigError(
-            f"the theory needs an unbiased client quantizer; induced:{q_c.spec}+{DEFAULT_QUANTIZER} is one"
-        )
+        raise ConfigError(f"the theory needs an unbiased client quantizer; {unbiased_one(q_c)} is one")
     mine = s.with_quantizers(q_c, q_s, size)
     terms = {
         "theorem": asdict(theory.bound(mine)),

@@ -166,7 +166,12 @@ def _parse(spec: str) -> Quantizer:
         )
     known = _registry if name in _registry else registered()
     if name in known:
-        return known[name].from_arguments(Arguments(name, rest or (comma and comma + options), quantizer))
+        found = known[name].from_arguments(Arguments(name, rest or (comma and comma + options), quantizer))
+        if len(found.spec) > MAX_SPEC:
+            raise SpecError(
+                f"a spec of {len(found.spec)} characters, where {MAX_SPEC} are the most", "qsgd:4"
+            )
+        return found
     closest = _closest(name, list(known))
     nearest = _nearest(f"{closest}:{rest}" if rest else closest)
     raise SpecError(f"unknown quantizer {name!r} in {spec!r}; known are {', '.join(known)}", nearest)

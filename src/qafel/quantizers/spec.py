@@ -91,7 +91,9 @@ class Arguments:
             return None
         try:
             value = Decimal(text)
-            valid = value.is_finite() and value > 0 and len(text) <= 14 and -12 <= value.adjusted() < 10
+            valid = (
+                value.is_finite() and value > 0 and -12 <= value.adjusted() < 10 and len(f"{value:f}") <= 14
+            )
             valid = valid and (value < 1 or value == int(value))
         except InvalidOperation:
             value, valid = Decimal(0), False
