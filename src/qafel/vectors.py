@@ -1,7 +1,7 @@
 """Flat float32 vectors, and the layout that says which tensor lives where in one.
 
 Everything that is coded, added or sent is a contiguous one-dimensional float32 vector. Vectors that kernels
-add into are aligned to the cache line (``zeros``), which makes decode-and-add about a tenth faster.
+add into are aligned to the cache line (``zeros``), so that no vector store straddles two lines.
 """
 
 import operator

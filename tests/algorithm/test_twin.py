@@ -60,12 +60,13 @@ def test_quantizer_equals_its_twin_bit_for_bit(spec: str) -> None:
         assert np.array_equal(q.decode(q.encode(x, seed), size), PAIRS[spec](x, seed))
 
 
+@pytest.mark.parametrize("schedule", range(3))
 @pytest.mark.parametrize("broadcast", ["difference", "model"])
 @pytest.mark.parametrize(("client_spec", "server_spec"), MATCHES)
 def test_server_and_clients_equal_the_twin_bit_for_bit(
-    client_spec: str, server_spec: str, broadcast: str
+    client_spec: str, server_spec: str, broadcast: str, schedule: int
 ) -> None:
-    rng = np.random.default_rng(len(client_spec + server_spec))
+    rng = np.random.default_rng([schedule, len(client_spec + server_spec)])
     name = rng.choice(list(WEIGHTS))
     x0 = rng.standard_normal(SIZE).astype(np.float32)
     target = rng.standard_normal(SIZE).astype(np.float32)

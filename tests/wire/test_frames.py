@@ -173,6 +173,7 @@ def test_a_hundred_thousand_damaged_states_and_jobs(kind: str) -> None:
         "welcome": (server.welcome(), lambda data: Client.join(data, client=3)),
     }
     rng = random.Random(3)
+    tracemalloc.start()
     for k in range(CASES):
         if kind == "job":
             try:
@@ -186,6 +187,9 @@ def test_a_hundred_thousand_damaged_states_and_jobs(kind: str) -> None:
             load(data)  # type: ignore[operator]
         except (StateError, FrameError):
             pass
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_whatever_a_client_sends_the_server_answers_with_events() -> None:
@@ -194,13 +198,17 @@ def test_whatever_a_client_sends_the_server_answers_with_events() -> None:
     server, client = Server(job, x0), Client(job, x0, client=0)
     rng, update = random.Random(4), client.train(lambda x, task: x + 1)
     reasons = set()
+    tracemalloc.start()
     for k in range(CASES):
         good = (update, client.catch_up())[k % 2]
         data = mutated(rng, good) if k % 3 == 0 else resealed(good, mutated(rng, good[wire.HEADER :]))
         for event in server.receive(data):
             if isinstance(event, Rejected):
                 reasons.add(event.reason)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert {"malformed", "wrong_job", "duplicate", "bad_payload", "unknown_version"} <= reasons
+    assert peak < 1 << 22  # of which most is who was counted
 
 
 def test_whatever_a_server_sends_the_client_answers_with_an_event() -> None:

@@ -114,7 +114,9 @@ def quantizers(
 
 
 def _measured(specs: list[str] | None, x: Vector, seeds: int, json: bool) -> None:
-    rows = [measure(spec, x, seeds) for spec in specs_or_all(specs, x.size)]
+    with show.progress(quiet=json) as bar:
+        chosen = specs_or_all(specs, x.size)
+        rows = [measure(spec, x, seeds) for spec in bar.track(chosen, description="measuring")]
     if json:
         measured = [{**msgspec.to_builtins(row), "bits": row.bits, "delta": row.delta} for row in rows]
         show.json({"size": x.size, "seeds": seeds, "quantizers": measured})

@@ -47,8 +47,8 @@ def _setting(
     server_rate: float | None,
     staleness: int,
 ) -> theory.Setting:
-    if not 1 <= min(steps, buffer_size, local_steps) <= max(steps, buffer_size, local_steps) <= 10**9:
-        raise ConfigError("--steps, --buffer-size and --local-steps must be from 1 to a billion")
+    if not (1 <= steps <= 10**9 and 1 <= buffer_size <= 10**9 and 1 <= local_steps <= 10**6):
+        raise ConfigError("--steps and --buffer-size must be from 1 to a billion, --local-steps to a million")
     if not 0 <= staleness <= 10**9:
         raise ConfigError(f"--staleness must be from 0 to a billion, not {staleness}")
     local, server = theory.complexity_rates(steps, local_steps, buffer_size)

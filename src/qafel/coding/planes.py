@@ -10,10 +10,9 @@ Neighbouring codes land in neighbouring bytes: packing is a shift and an or over
 shuffles that a contiguous bit string needs.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 
 GROUP = 512
-MAX_WIDTH = 16
 
 
 @cache
@@ -24,7 +23,7 @@ def parts(width: int) -> tuple[int, ...]:
     return (*low, *(part for part in (8, 4, 2, 1) if rest & part))
 
 
-@cache
+@lru_cache(maxsize=256)
 def packed_bytes(count: int, width: int) -> int:
     """How many bytes ``count`` codes of ``width`` bits take."""
     full, last = divmod(count, GROUP)
