@@ -15,10 +15,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "qafel needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,figures,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,figures,torch,tensorboard,dev]'
 	@touch $@
 
-demo: setup ## A small federation in memory: QAFeL beside FedBuff; ends with a table and a figure.
+demo: setup ## QAFeL beside FedBuff on drawn faces; ends with a table and a figure.
 	$(BIN)/qafel demo
 
 test: lint types layers tests ## Lint, type-check, check the import layers, run the tests.
@@ -36,8 +36,10 @@ layers: setup ## Check which room imports which.
 tests: setup ## Run the tests.
 	$(BIN)/python -m pytest -n auto
 
-bench: setup ## Time the codecs against np.copyto and write results/bench-codec.json.
+bench: setup ## Time codecs and simulator against their yardsticks, measure memory; write results/bench-*.json.
 	$(BIN)/qafel bench codec --out results/bench-codec.json
+	$(BIN)/qafel bench sim --out results/bench-sim.json
+	$(BIN)/qafel bench memory --out results/bench-memory.json
 
 golden: setup ## Make the committed golden vectors anew (only when bytes change on purpose).
 	$(BIN)/python tests/golden/make.py

@@ -164,8 +164,7 @@ class Client:
                 f"client {self.client} has used up its 2⁴⁰ task numbers; join under a new number"
             )
         number, self.next_task = self.next_task, self.next_task + 1
-        seed = streams.derive(self.job.seed, "task", self.client, number)
-        return Task(self.client, number, self.version, seed, x)
+        return assign(self.job, self.client, number, self.version, x)
 
     def finish(self, task: Task, delta: Vector) -> bytes:
         """The update frame of a task whose training gave ``delta`` = y_P − y_0."""
@@ -253,6 +252,13 @@ class Client:
             raise StateError(f"this is not the saved state of a client: {error}") from error
         client.next_task, client._asked = saved.next_task, saved.asked
         return client
+
+
+def assign(job: Job, client: int, number: int, version: int, x: Vector) -> Task:
+    """The task ``number`` of a client, from x̂ of a version; for drivers that follow x̂ once for many
+    clients.
+    """
+    return Task(client, number, version, streams.derive(job.seed, "task", client, number), x)
 
 
 def local_sgd(gradient: Gradient, rates: Sequence[float]) -> Trainer:

@@ -5,6 +5,7 @@ One server runs them all; the algorithms are presets of a job:
     qafel      a quantizer each way, the increment is Q_s(x − x̂)
     fedbuff    identity both ways: full precision
     fedasync   fedbuff with a buffer of one and the weight 1/√(1 + τ)
+    fedavg     fedbuff whose clients train in rounds of K: what is synchronous about it is the clock
     naive      the model itself is quantized, Q_s(x), with no hidden state to catch the error: the foil
 """
 
@@ -137,6 +138,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "buffer_size": 1,
         "staleness_weight": "sqrt",
     },
+    "fedavg": {"client_quantizer": "identity", "server_quantizer": "identity"},
     "naive": {"broadcast": "model"},
 }
 

@@ -127,3 +127,10 @@ class IncrementLog:
         if known.get(version, client_digest) != client_digest:
             return None
         return [entry.frame for entry in self.entries if entry.version > version]
+
+    def bytes_since(self, version: int) -> int | None:
+        """What ``missing`` costs a client at ``version``; None where it needs a snapshot."""
+        first = self.entries[0] if self.entries else None
+        if first is None or (version < first.version - 1 and not first.replaces):
+            return None
+        return sum(len(entry.frame) for entry in self.entries if entry.version > version)

@@ -1,12 +1,18 @@
 """Tables for people, and figures that people would rather look at than read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qafel.errors import MissingExtraError
 
-COLOURS = {"qafel": "#0b7a75", "fedbuff": "#d1495b", "naive": "#8d99ae", "fedasync": "#edae49"}
+COLOURS = {
+    "qafel": "#0b7a75",
+    "fedbuff": "#d1495b",
+    "naive": "#8d99ae",
+    "fedasync": "#edae49",
+    "fedavg": "#5e60ce",
+}
 
 
 def pyplot() -> Any:
@@ -31,28 +37,46 @@ def pyplot() -> Any:
     return pyplot
 
 
-def curves(
-    path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[float], Sequence[float]]]]], y: str
-) -> Path:
-    """Panels side by side, each an x-label and (name, xs, ys) curves, over one logarithmic y-axis."""
+Run = tuple[Sequence[float], Sequence[float]]
+
+
+def bands(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Run]]]]], y: str) -> Path:
+    """Panels side by side, each an x-label and (name, runs): the mean of the runs, and their spread."""
+    import numpy as np
+
     plt = pyplot()
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 3.6), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.4), sharey=True, squeeze=False)
     for axis, (label, lines) in zip(axes[0], panels, strict=True):
-        for k, (name, xs, ys) in enumerate(lines):
+        for k, (name, runs) in enumerate(lines):
+            ends = [min(xs[-1] for xs, _ in runs), max(xs[0] for xs, _ in runs)]
+            grid = np.linspace(ends[1], ends[0], 400)
+            values = np.array([np.interp(grid, xs, ys) for xs, ys in runs])
+            colour = COLOURS.get(name.lower(), f"C{k}")
             axis.plot(
-                xs,
-                ys,
-                label=name,
-                color=COLOURS.get(name.lower()),
-                linewidth=1.5 * (k + 1),
-                zorder=len(lines) - k + 2,
+                grid, values.mean(0), label=name, color=colour, linewidth=1.8, zorder=len(lines) - k + 2
             )
+            if len(runs) > 1:
+                low, high = values.min(0), values.max(0)
+                axis.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
         axis.set_xlabel(label)
-        axis.set_yscale("log")
     axes[0][0].set_ylabel(y)
-    axes[0][-1].legend()
+    axes[0][0].legend()
+    return _save(figure, path)
+
+
+def histogram(path: Path, counts: Mapping[int, int], x: str, y: str) -> Path:
+    """Bars."""
+    plt = pyplot()
+    figure, axis = plt.subplots(figsize=(5, 3.2))
+    axis.bar(list(counts), list(counts.values()), width=0.9, color=COLOURS["qafel"])
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    return _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> Path:
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
-    plt.close(figure)
+    pyplot().close(figure)
     return path

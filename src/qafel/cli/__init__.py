@@ -8,7 +8,7 @@ from typing import Annotated, TextIO
 import typer
 
 from qafel import __version__
-from qafel.cli import bench, demo, quantizers, theory
+from qafel.cli import bench, demo, quantizers, run, theory
 from qafel.errors import QafelError, QafelWarning
 
 app = typer.Typer(
@@ -19,6 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("run")(run.run)
+app.command("compare")(run.compare)
+app.command("timeline")(run.timeline)
 app.command("quantizers")(quantizers.quantizers)
 app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")

@@ -14,11 +14,6 @@ from qafel.records import provenance
 app = typer.Typer(help="Measure speed, as ratios to a yardstick in the same run.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Keep ``bench`` a group while it has one command."""
-
-
 @app.command("codec")
 def codec(
     specs: Annotated[
@@ -42,10 +37,7 @@ def codec(
         raise ConfigError(f"--rounds must be at least 1, not {rounds}")
     for d in size or ():
         check_size(d)
-    if out:
-        show.out_folder(out.parent)
-        if out.is_dir():
-            raise ConfigError(f"--out must be a file, and {out} is a folder")
+    _check_out(out)
     chosen, sizes = (
         [quantizer(spec).spec for spec in specs or bench_codec.SPECS],
         size or list(bench_codec.SIZES),
@@ -63,8 +55,7 @@ def codec(
         **provenance("qafel", "numpy", "numba"),
         "rows": rows,
     }
-    if out:
-        out.write_bytes(msgspec.json.format(msgspec.json.encode(answer), indent=1) + b"\n")
+    _write(out, answer)
     if json:
         show.json(answer)
         return
@@ -84,3 +75,127 @@ def codec(
             for row in rows
         ),
     )
+
+
+@app.command("sim")
+def sim(
+    engine: Annotated[
+        list[str] | None, typer.Option("--engine", help="Engines to time; all there are when left out.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds; a ratio is the median over them.")] = 5,
+    uploads: Annotated[int, typer.Option("--uploads", help="Uploads of each round.")] = 600,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
+    json: show.Json = False,
+) -> None:
+    """Whole runs of the paper's CNN, in units of a bare PyTorch loop in the same rounds; the clock alone.
+
+    Example: qafel bench sim --engine kernel --rounds 3 --json
+    """
+    from qafel.experiments import bench_sim
+    from qafel.tasks.engines import ENGINES, compiler
+
+    if rounds < 1 or uploads < 1:
+        raise ConfigError("--rounds and --uploads must be at least 1")
+    engines = engine or ["kernel", *(["compile"] if compiler() else []), "plain"]
+    for name in engines:
+        if name not in ENGINES:
+            raise ConfigError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
+    _check_out(out)
+    rows, clocks = [], []
+    with show.progress(quiet=json) as bar:
+        task = bar.add_task("timing", total=len(engines) + 1)
+        for row in bench_sim.speeds(
+            engines, rounds, uploads, lambda text: bar.update(task, description=text)
+        ):
+            rows.append(row)
+            bar.update(task, advance=1)
+        bar.update(task, description="the clock alone")
+        clocks = list(bench_sim.timelines(rounds))
+    answer = {
+        "yardstick": "a bare single-threaded PyTorch loop: load parameters, forward, backward, flat delta",
+        "images": bench_sim.IMAGES,
+        "rounds": rounds,
+        "uploads": uploads,
+        **provenance("qafel", "numpy", "numba", "torch"),
+        "speeds": rows,
+        "timelines": clocks,
+    }
+    _write(out, answer)
+    if json:
+        show.json(answer)
+        return
+    show.table(
+        "The paper's CNN, 20 images a client, QAFeL 4/4 end to end; × = times a bare PyTorch loop in the "
+        "same rounds",
+        ["engine", "workers", "uploads/s", "bare loop/s", "×", "× (tuned loop)", "not training"],
+        (
+            [
+                row.engine,
+                str(row.workers),
+                f"{row.uploads_per_second:.0f}",
+                f"{row.bare_per_second:.1f}",
+                f"{row.ratio:.2f}",
+                f"{row.ratio_tuned:.2f}",
+                f"{100 * row.not_training:.1f} %",
+            ]
+            for row in rows
+        ),
+    )
+    show.table(
+        "\nThe clock alone",
+        ["timeline", "million events/s"],
+        ([row.name, f"{row.events_per_second / 1e6:.1f}"] for row in clocks),
+    )
+
+
+@app.command("memory")
+def memory(
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
+    json: show.Json = False,
+) -> None:
+    """The memory of all processes: a million clients, and ResNet-18 with a thousand in flight (minutes).
+
+    Example: qafel bench memory --json
+    """
+    import tempfile
+
+    from qafel.cli.run import live
+    from qafel.experiments import bench_sim
+
+    _check_out(out)
+    rows = []
+    for name in bench_sim.MEMORY:
+        with tempfile.TemporaryDirectory(prefix="qafel-", dir=".") as folder, live(name, json) as bar:
+            rows.append(bench_sim.memory(name, Path(folder), bar))
+    answer = {**provenance("qafel", "numpy", "numba", "torch"), "rows": rows}
+    _write(out, answer)
+    if json:
+        show.json(answer)
+        return
+    show.table(
+        "Peak resident memory of all processes, each counted in full",
+        ["run", "clients", "in flight", "processes", "MB", "MB on disk"],
+        (
+            [
+                row.name,
+                f"{row.clients:,}",
+                f"{row.in_flight:,}",
+                str(row.processes),
+                f"{row.megabytes:,.0f}",
+                f"{row.spilled_megabytes:,.0f}",
+            ]
+            for row in rows
+        ),
+    )
+
+
+def _check_out(out: Path | None) -> None:
+    if out:
+        show.out_folder(out.parent)
+        if out.is_dir():
+            raise ConfigError(f"--out must be a file, and {out} is a folder")
+
+
+def _write(out: Path | None, answer: dict[str, object]) -> None:
+    if out:
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(answer), indent=1) + b"\n")

@@ -1,79 +1,46 @@
 """``qafel demo``."""
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from qafel.cli import show
+from qafel.cli.run import live, print_comparison, resumable
 from qafel.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-
-def _advance(bar: "Progress", task: "TaskID", done: int) -> None:
-    bar.update(task, completed=done)
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Of the schedule, the batches and the quantizers.")] = 0,
-    uploads: Annotated[int, typer.Option(help="Client uploads of each algorithm.")] = 3000,
-    out: Annotated[Path, typer.Option(help="Folder for the figure and the numbers.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Of the faces, the clock, the batches and the quantizers.")] = 0,
+    uploads: Annotated[int, typer.Option(help="Client uploads of each algorithm.")] = 5000,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the runs; a new one in runs/ when left out.")
+    ] = None,
     json: show.Json = False,
 ) -> None:
-    """A small federation in memory: QAFeL beside FedBuff, in real frames.
+    """QAFeL beside FedBuff: 7,474 asynchronous clients, drawn faces, the paper's CNN, real frames.
 
     Example: qafel demo --uploads 1000 --out runs/demo
     """
-    import msgspec
-
     from qafel import report
     from qafel.experiments import demo as experiment
-    from qafel.records import provenance
+    from qafel.sim import compare as comparison
+    from qafel.sim.folder import new_folder
 
     if uploads < 1:
         raise ConfigError(f"--uploads must be at least 1, not {uploads}")
-    show.out_folder(out)
     report.pyplot()
-    runs = []
-    with show.progress(quiet=json) as bar:
-        for name, job in experiment.jobs(seed).items():
-            task = bar.add_task(f"{name}: {experiment.CLIENTS} clients", total=uploads)
-            runs.append(experiment.run(job, name, uploads, partial(_advance, bar, task)))
-    figure = experiment.draw(runs, out / "demo.png")
-    answer = {"figure": str(figure), **provenance("qafel", "numpy", "scikit-learn"), "runs": runs}
-    (out / "demo.json").write_bytes(msgspec.json.encode(answer))
+    out = show.out_folder(out or new_folder(Path("runs"), "demo"))
+    with live("qafel", json) as bar, resumable():
+        results = comparison.compare(
+            experiment.runs(seed, uploads), out, progress=lambda name, run: bar(run, name)
+        )
+    rows = comparison.table(results)
+    figure = comparison.draw(results, out / "demo.png")
     if json:
-        show.json(answer)
+        show.json({"figure": str(figure), "rows": rows, "runs": [r[0].summary for r in results.values()]})
         return
-    mine, reference = runs
-    show.table(
-        f"Breast-cancer data, logistic regression, {experiment.CLIENTS} clients, {uploads:,} uploads",
-        ["algorithm", "loss", "test accuracy", "kB up", "kB broadcast", "B/upload", "mean staleness"],
-        [
-            *(
-                [
-                    run.algorithm,
-                    f"{run.loss:.4f}",
-                    f"{100 * run.accuracy:.1f} %",
-                    f"{run.bytes_up / 1e3:,.0f}",
-                    f"{run.bytes_down / 1e3:,.0f}",
-                    f"{run.bytes_up / uploads:,.0f}",
-                    f"{run.mean_staleness:.1f}",
-                ]
-                for run in runs
-            ),
-            [
-                "FedBuff ÷ QAFeL",
-                f"{reference.loss / mine.loss:.2f}×",
-                "",
-                f"{reference.bytes_up / mine.bytes_up:.1f}×",
-                f"{reference.bytes_down / mine.bytes_down:.1f}×" if mine.bytes_down else "–",
-                "",
-                "",
-            ],
-        ],
+    print_comparison(
+        rows, f"Smiling or not: {uploads:,} uploads of {results['qafel'][0].summary.clients:,} clients"
     )
-    show.console.print(f"\nFigure: {figure}")
+    show.console.print(f"\nFigure: {figure}", soft_wrap=True, highlight=False)

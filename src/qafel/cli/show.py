@@ -22,11 +22,13 @@ FOLDED = 16
 
 console = Console()
 """Standard output."""
+err = Console(stderr=True)
+"""Standard error."""
 
 
 def progress(quiet: bool) -> Progress:
     """A progress bar on standard error; none when only a machine reads along."""
-    return Progress(console=Console(stderr=True), transient=True, disable=quiet)
+    return Progress(console=err, transient=True, disable=quiet or not err.is_terminal)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -1,0 +1,308 @@
+"""``qafel run``, ``qafel compare`` and ``qafel timeline``."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qafel.cli import show
+from qafel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from qafel.sim import Simulation
+    from qafel.sim.compare import Row
+
+INTERRUPTED = 130
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting, key=value; may be repeated.", metavar="KEY=VALUE"),
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="Worker processes; one per core when left out.")
+]
+
+
+class Live:
+    """A progress line: uploads/s, accuracy, MB, staleness, time to go."""
+
+    def __init__(self, bar: Any, name: str) -> None:
+        self._bar, self._name, self._task, self._last = bar, name, None, -1.0
+
+    def __call__(self, run: "Simulation", name: str | None = None) -> None:
+        """Show how far the run is."""
+        seconds = run.seconds["total"]
+        if name is not None and name != self._name and self._task is not None:
+            self._task, self._last = None, -1.0
+        self._name = name or self._name
+        if self._task is None:
+            self._task = self._bar.add_task(self._name, total=run.settings.uploads, figures="")
+        if seconds - self._last < 0.2 and self._last >= 0:
+            return
+        self._last = seconds
+        point = run.points[-1] if run.points else None
+        figures = (
+            f"{run.uploads / seconds if seconds else 0:,.0f}/s  "
+            f"accuracy {100 * point.smoothed if point else 0:.1f} %  "
+            f"{run.bytes_up / 1e6:,.1f} MB up  {run.bytes_down / 1e6:,.1f} MB down  "
+            f"staleness {run.mean_staleness:.1f}"
+        )
+        self._bar.update(self._task, completed=run.uploads, figures=figures)
+
+
+@contextmanager
+def live(name: str, quiet: bool) -> Iterator[Live]:
+    """The progress line of a run."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(16),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+    ]
+    with Progress(
+        *columns, console=show.err, transient=True, disable=quiet or not show.err.is_terminal
+    ) as bar:
+        yield Live(bar, name)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Say how to go on after Ctrl-C."""
+    from qafel.sim import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        typer.echo(str(stopped), err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file of settings; the defaults when left out.")
+    ] = None,
+    change: Changes = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A new folder; runs/NAME-N when left out.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
+    ] = None,
+    workers: WorkersOption = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also export for TensorBoard.")] = False,
+    checkpoint: Annotated[
+        float, typer.Option("--checkpoint", help="Save the run every so many seconds.", min=0)
+    ] = 30.0,
+    json: show.Json = False,
+) -> None:
+    """Simulate: train clients on a virtual clock, in real frames, and write a run folder.
+
+    Example: qafel run --set algorithm=fedbuff --set uploads=2000 --out runs/mine
+    """
+    from qafel import sim
+    from qafel.sim.folder import new_folder
+
+    if resume is not None:
+        if config is not None or change or out is not None:
+            raise ConfigError(
+                "--resume goes on with the run's own settings: leave CONFIG, --set and --out out"
+            )
+        folder = resume
+        with live(folder.name, json) as bar, resumable():
+            result = sim.resume(
+                folder,
+                workers=workers,
+                progress=bar,
+                tensorboard=tensorboard,
+                checkpoint_seconds=checkpoint,
+            )
+    else:
+        chosen = sim.read(config, change or ())
+        folder = out or new_folder(Path("runs"), config.stem if config else chosen.algorithm)
+        with live(folder.name, json) as bar, resumable():
+            result = sim.run(
+                chosen,
+                folder,
+                workers=workers,
+                progress=bar,
+                tensorboard=tensorboard,
+                checkpoint_seconds=checkpoint,
+            )
+    if json:
+        show.json({"folder": str(folder), **_builtins(result.summary)})
+        return
+    s = result.summary
+    mode = "broadcast" if s.downlink == "broadcast" else "downloaded"
+    show.table(
+        f"{s.algorithm}: {s.clients:,} clients, {s.size:,} parameters; ended by {s.reason}",
+        [
+            "",
+            "accuracy",
+            "uploads",
+            "steps",
+            "MB up",
+            f"MB {mode}",
+            "staleness",
+            "in flight",
+            "virtual time",
+            "uploads/s",
+        ],
+        [
+            [
+                s.algorithm,
+                f"{100 * s.accuracy:.1f} %",
+                f"{s.uploads:,}",
+                f"{s.version:,}",
+                f"{s.bytes_up / 1e6:,.2f}",
+                f"{s.bytes_down / 1e6:,.2f}",
+                f"{s.staleness['mean']:.1f} (max {s.staleness['max']})",
+                f"{s.concurrency['mean']:.0f}",
+                show.number(s.time),
+                f"{s.uploads / s.seconds['total']:,.0f}",
+            ]
+        ],
+    )
+    if s.target:
+        reached = f"{s.target['uploads']:,.0f} uploads, {s.target['bytes_up'] / 1e6:,.2f} MB up"
+        show.console.print(f"Target {s.settings['target']} reached after {reached}")
+    show.console.print(f"\nRun folder: {folder}", soft_wrap=True, highlight=False)
+    if (folder / "curves.png").exists():
+        show.console.print(f"Figure: {folder / 'curves.png'}", soft_wrap=True, highlight=False)
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Configs (TOML), finished run folders, or algorithms.")],
+    change: Changes = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each config, with consecutive seeds.")] = 1,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the figure.")] = Path(
+        "runs/compare"
+    ),
+    workers: WorkersOption = None,
+    json: show.Json = False,
+) -> None:
+    """One table and one figure of several runs; what is finished in --out is not run again.
+
+    Example: qafel compare qafel fedbuff --set uploads=3000 --seeds 3 --out runs/mine
+    """
+    from qafel.sim import compare as comparison
+
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, not {seeds}")
+    wanted = comparison.groups(runs, change or (), seeds)
+    show.out_folder(out)
+    with live(runs[0], json) as bar, resumable():
+        results = comparison.compare(wanted, out, workers=workers, progress=lambda name, run: bar(run, name))
+    rows = comparison.table(results)
+    figure = comparison.draw(results, out / "compare.png")
+    answer = {"figure": str(figure), "rows": rows}
+    (out / "compare.json").write_bytes(_encode(answer))
+    if json:
+        show.json(answer)
+        return
+    print_comparison(rows, f"Comparison over {seeds} seed{'s' * (seeds > 1)}")
+    show.console.print(f"\nFigure: {figure}", soft_wrap=True, highlight=False)
+
+
+def print_comparison(rows: "list[Row]", title: str) -> None:
+    """The table of a comparison, with ratios to the first row."""
+    first = rows[0]
+    target = any(row.reached is not None for row in rows)
+    columns = ["run", "accuracy", "uploads", "MB up", "MB down", "virtual time"] + ["reached"] * target
+    cells = []
+    for row in rows:
+        reached = [f"{row.reached}/{row.runs}"] if row.reached is not None else ["–"] * target
+        accuracy = _spread(row.accuracy, 100, 1, row.runs) + " %"
+        megabytes = [_spread(pair, 1e-6, 2, row.runs) for pair in (row.bytes_up, row.bytes_down)]
+        uploads, time = _spread(row.uploads, 1, 0, row.runs), _spread(row.time, 1, 1, row.runs)
+        cells.append([row.name, accuracy, uploads, *megabytes, time, *reached])
+    for row in rows[1:]:
+        names = ("uploads", "bytes_up", "bytes_down", "time")
+        ratios = [_ratio(getattr(row, name)[0], getattr(first, name)[0]) for name in names]
+        cells.append([f"{row.name} ÷ {first.name}", "", *ratios, *[""] * target])
+    show.table(title, columns, cells)
+
+
+def _spread(pair: tuple[float, float], unit: float, digits: int, runs: int) -> str:
+    mean = f"{pair[0] * unit:,.{digits}f}"
+    return mean if runs == 1 else f"{mean} ± {pair[1] * unit:,.{digits}f}"
+
+
+def _ratio(a: float, b: float) -> str:
+    return f"{a / b:.2f}×" if b else "–"
+
+
+def timeline(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None,
+    change: Changes = None,
+    clients: Annotated[int, typer.Option("--population", help="Clients to draw from.")] = 7474,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Also draw the staleness to this PNG file.")
+    ] = None,
+    json: show.Json = False,
+) -> None:
+    """Who reports when, without training: concurrency and staleness of these settings in a moment.
+
+    Example: qafel timeline --set rate=125 --set uploads=100000
+    """
+    from qafel import report, sim
+    from qafel.sim.timeline import study
+
+    chosen = sim.read(config, change or ())
+    found = study(
+        chosen.clock(),
+        clients=chosen.clients or clients,
+        buffer_size=chosen.job(1).buffer_size,
+        max_staleness=chosen.max_staleness,
+        seed=chosen.seed,
+        uploads=chosen.uploads,
+    )
+    if out:
+        report.histogram(out, dict(enumerate(found.staleness)), "staleness", "updates")
+    if json:
+        show.json(found)
+        return
+    total = sum(found.staleness)
+    mean = sum(tau * n for tau, n in enumerate(found.staleness)) / total if total else 0.0
+    show.table(
+        f"{found.events:,} events, {found.uploads:,} uploads in {found.time:,.1f} units of time",
+        [
+            "",
+            "in flight (mean)",
+            "staleness (mean)",
+            "staleness (max)",
+            "steps",
+            "lost",
+            "turned away",
+            "rejected",
+        ],
+        [
+            [
+                "timeline",
+                f"{found.concurrency:.1f}",
+                f"{mean:.2f}",
+                f"{len(found.staleness) - 1}",
+                f"{found.steps:,}",
+                f"{found.lost:,}",
+                f"{found.turned_away:,}",
+                f"{found.rejected:,}",
+            ]
+        ],
+    )
+    if out:
+        show.console.print(f"\nFigure: {out}", soft_wrap=True, highlight=False)
+
+
+def _builtins(value: Any) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(value)
+
+
+def _encode(value: Any) -> bytes:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"

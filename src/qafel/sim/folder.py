@@ -1,0 +1,159 @@
+"""The folder of a run: what it was told, what it measured, what came out.
+
+    config.toml         the settings
+    metrics.jsonl       a line per evaluation; no wall-clock in it, so equal runs have equal bytes
+    checkpoint.bin      where to resume; frames.bin beside it: frames in flight that memory has no room for
+    summary.json        totals, staleness, time split, provenance: written last, when the run has ended
+    model.safetensors   the model
+    curves.png, staleness.png
+
+A folder without summary.json is a run that has not ended: it can be resumed, and is not taken for a result.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from qafel.errors import ConfigError, QafelError, StateError
+
+
+class RunFolder:
+    """A folder that one run writes to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics: IO[bytes] | None = None
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, config: str) -> "RunFolder":
+        """A new folder; one that holds something is not touched."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(
+                f"{path} exists and is not an empty folder; choose another --out, or --resume it"
+            )
+        folder = cls(path)
+        with folder._writing():
+            path.mkdir(parents=True, exist_ok=True)
+            folder.lock()
+            (path / "config.toml").write_text(config, encoding="utf-8")
+            folder.metrics.write_bytes(b"")
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """A folder to be resumed."""
+        if not (path / "config.toml").is_file():
+            raise ConfigError(f"{path} is not the folder of a run: it has no config.toml")
+        if (path / "summary.json").exists():
+            raise ConfigError(f"the run in {path} has ended: there is nothing to resume")
+        folder = cls(path)
+        folder.lock()
+        return folder
+
+    @property
+    def metrics(self) -> Path:
+        """The file of measurements."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def frames(self) -> Path:
+        """The file of frames in flight."""
+        return self.path / "frames.bin"
+
+    @property
+    def metrics_bytes(self) -> int:
+        """How long the file of measurements is."""
+        return self.metrics.stat().st_size if self.metrics.exists() else 0
+
+    def lock(self) -> None:
+        """Keep a second process out, until this one ends."""
+        try:
+            import fcntl
+        except ImportError:
+            return
+        self._lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConfigError(
+                f"another process is running in {self.path}; wait for it, or choose another --out"
+            ) from None
+
+    def append(self, point: msgspec.Struct) -> None:
+        """Write down a measurement."""
+        with self._writing():
+            if self._metrics is None:
+                self._metrics = self.metrics.open("ab")
+            self._metrics.write(msgspec.json.encode(point) + b"\n")
+            self._metrics.flush()
+
+    def truncate(self, size: int) -> None:
+        """Forget what was measured after a checkpoint: it will be measured again."""
+        with self._writing():
+            if self.metrics_bytes < size:
+                raise StateError(
+                    f"{self.metrics} is shorter than when the checkpoint was made; start the run anew"
+                )
+            os.truncate(self.metrics, size)
+
+    def save(self, checkpoint: bytes) -> None:
+        """Put a checkpoint in the place of the last one, whole or not at all."""
+        self.write("checkpoint.bin", checkpoint)
+
+    def checkpoint(self) -> bytes | None:
+        """The last checkpoint."""
+        path = self.path / "checkpoint.bin"
+        return path.read_bytes() if path.exists() else None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file whole or not at all, and onto the disk."""
+        half = self.path / f"{name}.half"
+        with self._writing():
+            try:
+                with half.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                half.replace(self.path / name)
+            except OSError:
+                half.unlink(missing_ok=True)
+                raise
+
+    def finish(self, summary: Any) -> None:
+        """The run has ended: the summary makes it a result; what was needed to resume goes."""
+        encoded = msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n"
+        self.write("summary.json", encoded)
+        for path in (self.path / "checkpoint.bin", self.frames):
+            path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise QafelError(
+                f"cannot write to {self.path}: {error.strerror or error}; "
+                "the run did not end, and can be resumed from its last checkpoint"
+            ) from error
+
+
+def new_folder(root: Path, name: str) -> Path:
+    """``root/name-1``, or the next number that is free."""
+    taken = {path.name for path in root.glob(f"{name}-*")} if root.exists() else set()
+    return next(root / f"{name}-{k}" for k in range(1, len(taken) + 2) if f"{name}-{k}" not in taken)

@@ -1,0 +1,46 @@
+"""What a run leaves in its folder: the model, the figures, and last of all the summary."""
+
+from qafel import report
+from qafel.errors import MissingExtraError
+from qafel.sim.folder import RunFolder
+from qafel.sim.result import Result
+
+
+def write(folder: RunFolder, result: Result, *, tensorboard: bool = False) -> None:
+    """Everything, the summary last: without it, the folder is not a result."""
+    try:
+        from safetensors.numpy import save
+    except ImportError as error:
+        raise MissingExtraError("saving models", "torch") from error
+    folder.write("model.safetensors", save(result.parameters(), {"digest": result.summary.digest}))
+    with folder._writing():
+        try:
+            result.figure(folder.path / "curves.png")
+            histogram = {int(tau): n for tau, n in result.summary.staleness["histogram"].items()}
+            report.histogram(folder.path / "staleness.png", histogram, "staleness", "updates")
+        except MissingExtraError:
+            pass  # numbers are complete without figures
+    if tensorboard:
+        export(folder, result)
+    folder.finish(result.summary)
+
+
+def export(folder: RunFolder, result: Result) -> None:
+    """The measurements for TensorBoard, in the folder's ``tensorboard``."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtraError("exporting to TensorBoard", "tensorboard") from error
+    with folder._writing(), SummaryWriter(str(folder.path / "tensorboard")) as writer:
+        for point in result.points:
+            for name in (
+                "accuracy",
+                "smoothed",
+                "loss",
+                "bytes_up",
+                "bytes_down",
+                "staleness",
+                "time",
+                "residual",
+            ):
+                writer.add_scalar(name, getattr(point, name), point.uploads)

@@ -1,0 +1,182 @@
+"""What came out of a run, and several of them side by side."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qafel import report
+from qafel.errors import ConfigError
+from qafel.sim.simulation import Point, Simulation
+from qafel.vectors import Layout, Vector
+
+PANELS = (
+    ("client uploads", "uploads", 1.0),
+    ("MB up", "bytes_up", 1e-6),
+    ("MB down", "bytes_down", 1e-6),
+    ("virtual time", "time", 1.0),
+)
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The totals of a run: summary.json."""
+
+    algorithm: str
+    client_quantizer: str
+    server_quantizer: str
+    reason: str
+    """Why it ended: ``target``, ``uploads``, ``byte budget``, ``time limit``, or the end of a trace."""
+    uploads: int
+    version: int
+    time: float
+    accuracy: float
+    """Smoothed."""
+    best_accuracy: float
+    loss: float
+    bytes_up: int
+    bytes_down: int
+    downlink: str
+    clients: int
+    size: int
+    staleness: dict[str, Any]
+    concurrency: dict[str, float]
+    rejected: dict[str, int]
+    lost: int
+    turned_away: int
+    target: dict[str, float] | None
+    """Where the target was first reached: uploads, bytes up and down, time."""
+    seconds: dict[str, float]
+    workers: int
+    digest: str
+    """Names the final model and hidden state, to the bit."""
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+
+
+class Result:
+    """A run that has ended: its summary, its measurements, its model."""
+
+    def __init__(
+        self,
+        summary: Summary,
+        points: Sequence[Point],
+        x: Vector | None,
+        layout: Layout | None,
+        folder: Path | None,
+    ) -> None:
+        self.summary, self.points, self.x, self.layout, self.folder = summary, list(points), x, layout, folder
+
+    def __repr__(self) -> str:
+        s = self.summary
+        return (
+            f"Result({s.algorithm}: accuracy {s.accuracy:.3f} after {s.uploads} uploads, "
+            f"{s.bytes_up / 1e6:.2f} MB up, {s.bytes_down / 1e6:.2f} MB down)"
+        )
+
+    @property
+    def accuracy(self) -> float:
+        """The smoothed accuracy at the end."""
+        return self.summary.accuracy
+
+    def parameters(self) -> dict[str, Vector]:
+        """The model's tensors, by name."""
+        if self.x is None:
+            raise ConfigError("this result was read without its model")
+        return self.layout.unflatten(self.x) if self.layout else {"x": self.x}
+
+    def reached(self, accuracy: float) -> Point | None:
+        """The first point whose smoothed accuracy is at least this."""
+        full = self.points[self.summary.settings["smoothing"] :]
+        return next((point for point in full if point.smoothed >= accuracy), None)
+
+    def figure(self, path: str | Path) -> Path:
+        """Accuracy against uploads, MB up, MB down and virtual time."""
+        return figure({self.summary.algorithm: [self]}, Path(path))
+
+
+def summarise(run: Simulation, provenance: dict[str, Any]) -> Summary:
+    """The totals of a run that has ended."""
+    job, last = run.server.job, run.points[-1]
+    settings = dict(zip(run.settings.__struct_fields__, msgspec.structs.astuple(run.settings), strict=True))
+    for name in ("data", "model"):
+        if callable(settings[name]):
+            settings[name] = f"{settings[name].__module__}:{settings[name].__qualname__}"
+    samples, training, coding = run.pool.seconds
+    busy = run.workers * (run.seconds["total"] - run.seconds["evaluation"])
+    seconds = run.seconds | {"samples": samples, "training": training, "coding": coding}
+    seconds["not training"] = max(0.0, 1 - training / busy) if busy > 0 else 0.0
+    reached = None
+    target = run.settings.target
+    if target is not None:
+        full = run.points[run.settings.smoothing :]
+        first = next((point for point in full if point.smoothed >= target), None)
+        names = ("uploads", "bytes_up", "bytes_down", "time")
+        reached = {name: getattr(first, name) for name in names} if first else None
+    return Summary(
+        algorithm=run.settings.algorithm,
+        client_quantizer=job.client_quantizer,
+        server_quantizer=job.server_quantizer,
+        reason=run.reason or "stopped",
+        uploads=run.uploads,
+        version=run.server.version,
+        time=run.time,
+        accuracy=last.smoothed,
+        best_accuracy=max(point.smoothed for point in run.points),
+        loss=last.loss,
+        bytes_up=run.bytes_up,
+        bytes_down=run.bytes_down,
+        downlink=run.settings.downlink,
+        clients=run.learner.clients,
+        size=job.size,
+        staleness={
+            "mean": run.mean_staleness,
+            "max": max(run.staleness, default=0),
+            "histogram": {str(tau): n for tau, n in sorted(run.staleness.items())},
+        },
+        concurrency={"mean": run.area / run.time if run.time else 0.0, "max": float(run.peak)},
+        rejected=dict(run.server.rejections),
+        lost=run.lost,
+        turned_away=run.timeline.turned_away,
+        target=reached,
+        seconds={name: round(value, 4) for name, value in seconds.items()},
+        workers=run.workers,
+        digest=run.digest,
+        settings=settings,
+        provenance=provenance,
+    )
+
+
+def load(folder: Path) -> Result:
+    """A run that has ended, from its folder."""
+    if not (folder / "summary.json").is_file():
+        if (folder / "config.toml").is_file():
+            raise ConfigError(f"the run in {folder} has not ended; qafel run --resume {folder}")
+        raise ConfigError(f"{folder} is not the folder of a run: it has no summary.json")
+    try:
+        summary = msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
+        lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+        points = [msgspec.json.decode(line, type=Point) for line in lines]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"the run in {folder} cannot be read: {error}") from error
+    return Result(summary, points, None, None, folder)
+
+
+def figure(groups: dict[str, list[Result]], path: Path) -> Path:
+    """Accuracy of each group (one run, or several seeds) against what it cost."""
+    panels = []
+    for label, name, unit in PANELS:
+        lines = []
+        for group, results in groups.items():
+            runs = [
+                ([getattr(p, name) * unit for p in r.points], [p.smoothed for p in r.points]) for r in results
+            ]
+            lines.append((group, runs))
+        panels.append((label, lines))
+    return report.bands(path, panels, "accuracy")
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation; 0 for one value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

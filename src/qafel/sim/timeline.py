@@ -1,0 +1,359 @@
+"""The timeline: who starts when, who reports when, from which version; in a fixed order, from a seed.
+
+The rules:
+
+    open       clients arrive at a rate, or as a trace says; beyond ``concurrency`` they are turned away
+    refill     ``concurrency`` clients train at any time; who is done is replaced at once
+    closed     every client starts again as soon as it has reported
+    rounds     K clients start together, the next K when all have reported (synchronous FedAvg)
+
+    A client that arrives is drawn uniformly, from all clients or from the idle ones. It starts from the
+    newest version that has reached the clients. K reports that are not too stale make the next version. A
+    client that drops out takes its time and never reports.
+
+    Events at the same time happen in the order they were scheduled, reports before arrivals.
+
+While no bytes decide anything, the clock does not depend on the learning, and the timeline runs ahead in
+blocks. With bandwidths (``live``) it stops after every event whose consequences depend on bytes, and goes on
+when it has its ``answer``: how long the download, the upload or the broadcast takes. One kernel does both.
+
+Random numbers are named by what they are for and by the block of tasks, so the order of execution does not
+matter, and the state to be saved is small.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from qafel.errors import ConfigError, StateError
+from qafel.sim.clock import Clock, lengths, trace
+from qafel.streams import generator
+
+BLOCK = 8192
+EVENTS = 4096
+
+
+class Event(NamedTuple):
+    """What happens: ``kind`` is one of qafel.sim.kernels' START, NEVER, TRAINED, REPORT, LOST, DELIVER.
+
+    ``number`` counts the client's own tasks; ``version`` is where a task starts from, its staleness when it
+    reports, and the version that is delivered. NEVER is the start of a task that will be LOST.
+    """
+
+    kind: int
+    time: float
+    task: int
+    client: int
+    number: int
+    version: int
+    slot: int
+
+
+class _State(msgspec.Struct, array_like=True):
+    arrays: list[bytes]
+    room: int
+    blocks: tuple[int, int]
+    ended: bool
+    times: tuple[float, float]
+    ahead: list[Event]
+
+
+class Timeline:
+    """An iterator of events."""
+
+    def __init__(
+        self, clock: Clock, *, clients: int, buffer_size: int, max_staleness: int | None = None, seed: int = 0
+    ) -> None:
+        from qafel.sim import kernels
+
+        if clock.arrivals == "refill" and clock.sampling == "idle" and (clock.concurrency or 0) > clients:
+            raise ConfigError(f"{clock.concurrency} idle clients cannot be found among {clients}")
+        if clock.arrivals == "rounds" and buffer_size > clients:
+            raise ConfigError(
+                f"a round of {buffer_size} clients (buffer_size) needs a population that large, not {clients}"
+            )
+        self.clock, self.live = clock, clock.live
+        self._k, self._seed, self._clients = kernels, seed, clients
+        self._draw = lengths(clock.duration)
+        mode = {"refill": kernels.REFILL, "closed": kernels.CLOSED, "rounds": kernels.ROUNDS}
+        self._mode = mode.get(clock.arrivals, kernels.OPEN)
+        most = -1 if max_staleness is None else max_staleness
+        cap = 0 if self._mode != kernels.OPEN or clock.concurrency is None else clock.concurrency
+        idle = clock.sampling == "idle"
+        instant = clock.down_bandwidth is None or clock.downlink == "catch-up"
+        self._rules = (self._mode, buffer_size, most, cap, idle, self.live, instant, float(clock.dropouts))
+        self._instant = instant
+        self._counters = np.zeros(kernels.COUNTERS, np.int64)
+        self._clocks = np.zeros(kernels.CLOCKS)
+        self._clocks[kernels.LENGTH] = -1
+        self._counters[kernels.FORCED] = -1
+        first = {kernels.REFILL: clock.concurrency, kernels.CLOSED: clients, kernels.ROUNDS: buffer_size}
+        self._counters[kernels.PENDING] = first.get(self._mode) or 0
+        slow = (
+            generator(seed, "speeds").random(clients) < clock.slow_fraction if clock.slow_fraction else None
+        )
+        slowness = np.ones(1) if slow is None else np.where(slow, float(clock.slow_factor), 1.0)
+        self._people = np.zeros(clients, np.int32), np.zeros(clients, np.int64), slowness
+        self._trace = None
+        if clock.arrivals.startswith("trace:"):
+            self._trace = trace(Path(clock.arrivals.partition(":")[2]), clients)
+        self._slots, self._free = np.zeros((0, kernels.FIELDS), np.int64), np.zeros(0, np.int64)
+        self._heap: tuple[Any, Any, Any] = np.zeros(0), np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
+        self._room(256)
+        self._draws: tuple[Any, ...] = np.empty(BLOCK), np.empty(BLOCK), np.empty(0, np.int64)
+        empty = np.empty(0)
+        self._arrivals: tuple[Any, ...] = empty, np.empty(0, np.int64), empty, self._mode != kernels.OPEN
+        self._blocks = (0, 0)
+        """Blocks drawn of arrivals and of clients."""
+        self._gap_total, self._before = 0.0, 0.0
+        ahead = 1 if self.live else EVENTS
+        self._events = np.empty(ahead, np.int64), np.empty(ahead), np.empty((ahead, 5), np.int64)
+        self._ahead: Iterator[Event] = iter(())
+        self._last: Event | None = None
+        self._asked = False
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        while True:
+            event = next(self._ahead, None)
+            if event is not None:
+                self._last = event
+                return event
+            if self._asked:
+                raise StateError("the timeline waits for an answer: how long the transfer takes")
+            count, ended = self.block()
+            if not count and ended:
+                raise StopIteration
+            kinds, times, whose = self._events
+            rows = zip(kinds[:count].tolist(), times[:count].tolist(), whose[:count].tolist(), strict=True)
+            self._ahead = iter([Event(kind, time, *row) for kind, time, row in rows])
+
+    def block(self) -> tuple[int, bool]:
+        """Run ahead by at most a block: (how many events, whether nothing comes after them)."""
+        k, count = self._k, 0
+        while not count:
+            count, why = k.advance(
+                self._rules,
+                self._counters,
+                self._clocks,
+                self._heap,
+                self._slots,
+                self._free,
+                self._people,
+                self._draws,
+                self._arrivals,
+                self._events,
+            )
+            if why == k.NEEDS_DRAWS:
+                self._draw_block()
+            elif why == k.NEEDS_CLIENTS:
+                self._draw_clients()
+            elif why == k.NEEDS_ARRIVALS:
+                self._draw_arrivals()
+            elif why == k.NEEDS_ROOM:
+                self._room(2 * len(self._slots))
+            elif why == k.ENDED:
+                return count, True
+        self._asked = why == k.ASKS
+        return count, False
+
+    def answer(self, delay: float) -> None:
+        """How long the transfer takes that the last event began; only when ``live``."""
+        k, event = self._k, self._last
+        if not self._asked or event is None:
+            raise StateError("the timeline asked nothing")
+        self._asked = False
+        now = float(self._clocks[k.NOW])
+        if event.kind in (k.START, k.NEVER):
+            due, kind = (
+                now + delay + float(self._clocks[k.LENGTH]),
+                k.TRAINED if event.kind == k.START else k.LOST,
+            )
+            self._clocks[k.LENGTH] = -1
+            k.push(self._counters, *self._heap, due, kind, event.slot)
+        elif event.kind == k.TRAINED:
+            k.push(self._counters, *self._heap, now + delay, k.REPORT, event.slot)
+        else:
+            self._before = max(self._before, now) + delay
+            version = int(self._counters[k.VERSION])
+            k.push(self._counters, *self._heap, self._before, k.DELIVER, version)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the last event needs an answer."""
+        return self._asked
+
+    @property
+    def now(self) -> float:
+        """The time of the newest event computed."""
+        return float(self._clocks[self._k.NOW])
+
+    @property
+    def concurrency(self) -> float:
+        """Clients in flight, averaged over time."""
+        return float(self._clocks[self._k.AREA]) / self.now if self.now else 0.0
+
+    @property
+    def turned_away(self) -> int:
+        """Arrivals that found the concurrency reached."""
+        return int(self._counters[self._k.TURNED_AWAY])
+
+    @property
+    def columns(self) -> tuple[Any, Any, Any]:
+        """(kinds, times, [task, client, number, version or staleness, slot]) of the block computed last."""
+        return self._events
+
+    def _room(self, size: int) -> None:
+        """Room for so many tasks in flight."""
+        k = self._k
+        heap = np.zeros(2 * size + 4), np.zeros(2 * size + 4, np.int64), np.zeros((2 * size + 4, 2), np.int64)
+        slots, free = np.zeros((size, k.FIELDS), np.int64), np.zeros(size, np.int64)
+        before = len(self._slots)
+        if before:
+            for new, old in zip(heap, self._heap, strict=True):
+                new[: len(old)] = old
+            slots[:before] = self._slots
+            free[: self._counters[k.FREE]] = self._free[: self._counters[k.FREE]]
+        added = np.arange(size - 1, before - 1, -1)
+        free[self._counters[k.FREE] : self._counters[k.FREE] + len(added)] = added
+        self._counters[k.FREE] += len(added)
+        self._heap, self._slots, self._free = heap, slots, free
+
+    def _draw_block(self) -> None:
+        """Durations and drop-outs of the next block of tasks."""
+        k = self._k
+        block = int(self._counters[k.TASKS]) // BLOCK
+        self._draws = (
+            self._draw(generator(self._seed, "durations", block), BLOCK),
+            generator(self._seed, "dropouts", block).random(BLOCK),
+            self._draws[2],
+        )
+        self._counters[k.DRAWN] = (block + 1) * BLOCK
+
+    def _draw_clients(self) -> None:
+        """The next block of drawn clients."""
+        arrivals, block = self._blocks
+        self._draws = (
+            *self._draws[:2],
+            generator(self._seed, "clients", block).integers(0, self._clients, BLOCK),
+        )
+        self._blocks = arrivals, block + 1
+        self._counters[self._k.CLIENT] = 0
+
+    def _draw_arrivals(self) -> None:
+        """The next block of open arrivals."""
+        block, clients = self._blocks
+        if self._trace is not None:
+            self._arrivals = (*self._trace, True)
+        elif self.clock.arrivals == "poisson":
+            gaps = generator(self._seed, "arrivals", block).standard_exponential(BLOCK) / self.clock.rate
+            times = np.cumsum(np.concatenate([[self._gap_total], gaps]))[1:]
+            self._gap_total = float(times[-1])
+            self._arrivals = self._anybody(times)
+        else:
+            self._arrivals = self._anybody(np.arange(block * BLOCK, (block + 1) * BLOCK) / self.clock.rate)
+        self._blocks = block + 1, clients
+        self._counters[self._k.ARRIVAL] = 0
+
+    @staticmethod
+    def _anybody(times: Any) -> tuple[Any, ...]:
+        return times, np.full(BLOCK, -1), np.full(BLOCK, -1.0), False
+
+    def state(self) -> bytes:
+        """Everything that decides what comes next."""
+        ahead = list(self._ahead)
+        self._ahead = iter(ahead)
+        saved = _State(
+            arrays=[array.tobytes() for array in self._arrays()],
+            room=len(self._slots),
+            blocks=self._blocks,
+            ended=bool(self._arrivals[3]),
+            times=(self._gap_total, self._before),
+            ahead=ahead,
+        )
+        return msgspec.msgpack.encode(saved)
+
+    def restore(self, state: bytes) -> None:
+        """Continue from ``state`` of a timeline with the same settings."""
+        saved = msgspec.msgpack.decode(state, type=_State)
+        self._room(saved.room)
+        types = [array.dtype for array in self._arrays()]
+        shapes = [(-1, *array.shape[1:]) for array in self._arrays()]
+        arrays = [
+            np.frombuffer(data, kind).reshape(shape).copy()
+            for data, kind, shape in zip(saved.arrays, types, shapes, strict=True)
+        ]
+        self._counters, self._clocks = arrays[:2]
+        self._heap, self._slots, self._free = (arrays[2], arrays[3], arrays[4]), arrays[5], arrays[6]
+        self._people = arrays[7], arrays[8], self._people[2]
+        self._draws, self._arrivals = tuple(arrays[9:12]), (*arrays[12:15], saved.ended)
+        self._blocks, (self._gap_total, self._before) = saved.blocks, saved.times
+        self._ahead = iter(saved.ahead)
+
+    def _arrays(self) -> list[Any]:
+        whole = [self._counters, self._clocks, *self._heap, self._slots, self._free, *self._people[:2]]
+        return [*whole, *self._draws, *self._arrivals[:3]]
+
+
+class Study(msgspec.Struct, frozen=True):
+    """What a timeline is like, without any training."""
+
+    events: int
+    uploads: int
+    time: float
+    steps: int
+    concurrency: float
+    staleness: list[int]
+    """How many accepted updates had staleness 0, 1, 2, …"""
+    lost: int
+    rejected: int
+    turned_away: int
+
+
+def study(
+    clock: Clock,
+    *,
+    clients: int,
+    buffer_size: int,
+    max_staleness: int | None = None,
+    seed: int = 0,
+    uploads: int,
+) -> Study:
+    """Run the clock alone, in whole blocks, until so many updates have reported."""
+    if clock.live:
+        raise ConfigError(
+            "with bandwidths the clock depends on the bytes of the training; leave them out, or run it"
+        )
+    timeline = Timeline(
+        clock, clients=clients, buffer_size=buffer_size, max_staleness=max_staleness, seed=seed
+    )
+    k, most = timeline._k, float("inf") if max_staleness is None else max_staleness
+    events = reports = lost = rejected = 0
+    histogram = np.zeros(0, np.int64)
+    ended = False
+    while reports < uploads and not ended:
+        count, ended = timeline.block()
+        kinds, _, whose = timeline.columns
+        staleness = whose[:count, 3][kinds[:count] == k.REPORT]
+        events, reports = events + count, reports + len(staleness)
+        lost += int((kinds[:count] == k.LOST).sum())
+        rejected += int((staleness > most).sum())
+        found = np.bincount(staleness[staleness <= most], minlength=len(histogram))
+        found[: len(histogram)] += histogram
+        histogram = found
+    return Study(
+        events=events,
+        uploads=reports,
+        time=timeline.now,
+        steps=int(timeline._counters[k.VERSION]),
+        concurrency=timeline.concurrency,
+        staleness=histogram.tolist(),
+        lost=lost,
+        rejected=rejected,
+        turned_away=timeline.turned_away,
+    )

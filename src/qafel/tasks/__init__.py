@@ -1,0 +1,1 @@
+"""What is learned: models, data, and local training. PyTorch lives here."""

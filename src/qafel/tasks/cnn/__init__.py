@@ -1,0 +1,118 @@
+"""The paper's CNN by hand: the same gradient as PyTorch's, several times as fast on one core, no compiler
+needed.
+
+The gradient by the biases of the convolutions is zero: the norm after them takes every constant away.
+(PyTorch returns rounding noise there.)
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qafel import vectors
+from qafel.vectors import Vector
+
+CHANNELS = 32
+
+
+def shapes(colours: int, size: int, classes: int) -> dict[str, tuple[int, ...]]:
+    """The parameters of the CNN, in order."""
+    found: dict[str, tuple[int, ...]] = {}
+    for k, channels in enumerate((colours, *(CHANNELS,) * 3)):
+        found[f"conv{k}.weight"] = (CHANNELS, channels, 3, 3)
+        found[f"conv{k}.bias"] = (CHANNELS,)
+    found |= {"norm.weight": (CHANNELS,), "norm.bias": (CHANNELS,)}
+    features = CHANNELS * side(size) ** 2
+    return found | {"linear.weight": (classes, features), "linear.bias": (classes,)}
+
+
+def side(size: int) -> int:
+    """The side of the last layer's output: each layer adds two and halves."""
+    for _ in range(4):
+        size = (size + 2) // 2
+    return size
+
+
+class Cnn:
+    """Room to compute in, for images of one size; not to be shared between threads."""
+
+    def __init__(self, colours: int = 3, size: int = 32, classes: int = 2, dropout: float = 0.1) -> None:
+        self.layout = vectors.Layout.of(shapes(colours, size, classes))
+        self.colours, self.classes, self.side, self.dropout = colours, classes, side(size), dropout
+        self.features = CHANNELS * self.side**2
+        channels, sizes = (colours, *(CHANNELS,) * 3), [size]
+        while len(sizes) < 5:
+            sizes.append((sizes[-1] + 2) // 2)
+        pooled = [(side, side, CHANNELS) for side in sizes[1:]]
+        self._channels = channels
+        self._room: tuple[Any, ...] = (
+            tuple(_zeros(h + 4, h + 4, c) for h, c in zip(sizes, channels, strict=False)),
+            tuple(_zeros(h + 2, h + 2, CHANNELS) for h in sizes[:4]),
+            tuple(_zeros(4, CHANNELS) for _ in range(4)),
+            tuple(_zeros(*shape) for shape in pooled),
+            tuple(np.zeros(shape, np.int32) for shape in pooled),
+            _zeros(*pooled[3]),
+            tuple(_zeros(*shape) for shape in pooled),
+            _zeros((size + 2) * CHANNELS),
+            _zeros((size + 2) * CHANNELS),
+            _zeros(CHANNELS),
+            _zeros(CHANNELS),
+            _zeros(CHANNELS),
+        )
+
+    def gradient(
+        self, y: Vector, images: Vector, labels: npt.NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[Vector, float]:
+        """The gradient of the mean cross-entropy at ``y``, with dropout from ``rng``; and the loss."""
+        from qafel.tasks.cnn import kernels
+
+        keep = np.ones((len(images), self.features), np.float32)
+        if self.dropout:
+            kept = rng.random(keep.shape, dtype=np.float32) >= np.float32(self.dropout)
+            np.divide(kept, np.float32(1 - self.dropout), out=keep, dtype=np.float32)
+        weights = tuple(_zeros(3, 3 * c, CHANNELS) for c in self._channels)
+        gamma, beta = _zeros(CHANNELS), _zeros(CHANNELS)
+        last, last_bias = _zeros(self.classes, self.features), _zeros(self.classes)
+        loss = kernels.gradient(
+            np.ascontiguousarray(images, np.float32),
+            labels,
+            keep,
+            self._model(y),
+            self._room,
+            (weights, gamma, beta, last, last_bias),
+        )
+        parts: list[Vector] = []
+        for c, d_weights in zip(self._channels, weights, strict=True):
+            parts += [d_weights.reshape(3, 3, c, CHANNELS).transpose(3, 2, 0, 1).ravel(), _zeros(CHANNELS)]
+        spread = last.reshape(self.classes, self.side, self.side, CHANNELS).transpose(0, 3, 1, 2)
+        return np.concatenate([*parts, gamma, beta, spread.ravel(), last_bias]), float(loss)
+
+    def scores(self, y: Vector, images: Vector) -> Vector:
+        """The scores of each image, one per class."""
+        from qafel.tasks.cnn import kernels
+
+        out = _zeros(len(images), self.classes)
+        kernels.scores(np.ascontiguousarray(images, np.float32), self._model(y), self._room, out)
+        return out
+
+    def _model(self, y: Vector) -> tuple[Any, ...]:
+        """The parameters in the order that the kernels read them in."""
+        tensors = self.layout.unflatten(y)
+        weights = [tensors[f"conv{k}.weight"] for k in range(4)]
+        straight = [w.transpose(2, 3, 1, 0).reshape(3, -1, CHANNELS) for w in weights]
+        flipped = [w[:, :, ::-1, ::-1].transpose(2, 3, 0, 1).reshape(3, 3 * CHANNELS, -1) for w in weights]
+        last = tensors["linear.weight"].reshape(self.classes, CHANNELS, self.side, self.side)
+        return (
+            tuple(map(np.ascontiguousarray, straight)),
+            tuple(map(np.ascontiguousarray, flipped)),
+            tuple(np.ascontiguousarray(tensors[f"conv{k}.bias"]) for k in range(4)),
+            np.ascontiguousarray(tensors["norm.weight"]),
+            np.ascontiguousarray(tensors["norm.bias"]),
+            np.ascontiguousarray(last.transpose(0, 2, 3, 1)).reshape(self.classes, -1),
+            np.ascontiguousarray(tensors["linear.bias"]),
+        )
+
+
+def _zeros(*shape: int) -> Vector:
+    return np.zeros(shape, np.float32)

@@ -1,0 +1,215 @@
+"""Samples in arrays, and how they are dealt out to clients.
+
+Partitions by name:
+
+    natural       one client per user of the data; iid where the data has no users
+    iid           shuffled, equal shares
+    consecutive   equal shares in the order of the data
+    dirichlet:a   each class is dealt in proportions drawn from a Dirichlet(a) distribution
+    shards:s      sorted by label and cut; s shards to each client
+    celeba        shuffled, with shares of 5 to 35 samples, like CelebA's
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from qafel.errors import ConfigError
+from qafel.streams import generator
+from qafel.vectors import Vector
+
+Labels = npt.NDArray[np.int64]
+PARTITIONS = ("natural", "iid", "consecutive", "dirichlet:a", "shards:s", "celeba")
+SHARE = 20
+"""Samples to a client, where neither the data nor you say how many clients there are."""
+MOST_CLASSES = 1_000_000
+
+
+class Population(Protocol):
+    """Clients and their samples; ``x`` is float32, a row per sample, ``labels`` are from 0 to classes − 1."""
+
+    clients: int
+    shape: tuple[int, ...]
+    classes: int
+
+    def count(self, client: int) -> int:
+        """How many samples a client has."""
+
+    def samples(self, client: int) -> tuple[Vector, Labels]:
+        """(x, labels) of a client."""
+
+    def held_out(self, most: int) -> tuple[Vector, Labels]:
+        """(x, labels) of at most so many samples that no client trains on."""
+
+
+class Table:
+    """Labelled samples: bytes are pixels, [n, height, width(, colours)]; other numbers are taken as they
+    are.
+    """
+
+    def __init__(
+        self,
+        x: npt.NDArray[Any],
+        y: npt.NDArray[Any],
+        users: npt.NDArray[Any] | None = None,
+        held: npt.NDArray[np.bool_] | None = None,
+        source: str = "the data",
+    ) -> None:
+        if len(x) != len(y) or not len(x):
+            raise ConfigError(f"{source} has {len(x)} samples and {len(y)} labels; give one label to each")
+        if x.ndim < 2:
+            raise ConfigError(f"{source} has samples of no dimension; x must be a row per sample")
+        if x.dtype.kind not in "buif":
+            raise ConfigError(f"{source} has samples of type {x.dtype}; they must be numbers")
+        for name, column in (("users", users), ("held", held)):
+            if column is not None and len(column) != len(y):
+                raise ConfigError(f"{source} has {len(column)} {name} for {len(y)} samples")
+        self.x, self.users, self.held, self.source = x, users, held, source
+        self.y = check_labels(y, source)
+        self.classes = max(2, int(self.y.max()) + 1)
+        self.images = x.dtype == np.uint8 and x.ndim >= 3
+        self.shape: tuple[int, ...] = self.rows(np.arange(1)).shape[1:]
+
+    def rows(self, chosen: npt.NDArray[np.int64]) -> Vector:
+        """Samples as float32: pixels with mean .5 and std .5, colours first."""
+        if not self.images:
+            return np.ascontiguousarray(self.x[chosen], np.float32)
+        from qafel.tasks.data import kernels
+
+        pixels = self.x[..., None] if self.x.ndim == 3 else self.x
+        out = np.empty((len(chosen), pixels.shape[3], *pixels.shape[1:3]), np.float32)
+        kernels.normalise(pixels, chosen, out)
+        return out
+
+
+def check_labels(y: npt.NDArray[Any], source: str, classes: int = MOST_CLASSES) -> Labels:
+    """Whole numbers from 0 on, or a sentence that names the first label that is none."""
+    y = np.asarray(y)
+    if y.ndim != 1 or y.dtype.kind not in "buif":
+        raise ConfigError(f"the labels of {source} must be one number per sample")
+    bad = np.flatnonzero(~((y >= 0) & (y < classes) & (y == np.floor(y))))
+    if bad.size:
+        limit = f"from 0 to {classes - 1}" if classes < MOST_CLASSES else "0, 1, 2, …"
+        raise ConfigError(
+            f"label {y[bad[0]]} of sample {bad[0]} in {source} is out of range; labels are {limit}"
+        )
+    return y.astype(np.int64)
+
+
+class Dealt:
+    """A table that is dealt out to clients; a part of it is held out."""
+
+    def __init__(self, table: Table, partition: str, clients: int | None, held_out: float, seed: int) -> None:
+        self.table, self.shape, self.classes = table, table.shape, table.classes
+        natural = partition == "natural" and table.users is not None
+        held = table.held if table.held is not None else _hold_out(table, natural, held_out, seed)
+        self._held = np.flatnonzero(held)
+        rows = np.flatnonzero(~held)
+        if not len(rows) or not len(self._held):
+            raise ConfigError(
+                f"{table.source} leaves {len(rows)} samples to train on and {len(self._held)} to hold out; "
+                "both need some, so change held_out"
+            )
+        kind = "iid" if partition == "natural" and not natural else partition
+        parts = _deal(kind, table, rows, clients, seed)
+        self._order = np.concatenate(parts)
+        self._bounds = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+        self.clients = len(parts)
+        empty = np.flatnonzero(np.diff(self._bounds) == 0)
+        if empty.size:
+            raise ConfigError(
+                f"client {empty[0]} has no samples under the partition {partition} "
+                f"({empty.size} of {self.clients} clients have none); use fewer clients or a more even "
+                "partition"
+            )
+
+    def count(self, client: int) -> int:
+        """How many samples a client has."""
+        return int(self._bounds[client + 1] - self._bounds[client])
+
+    def samples(self, client: int) -> tuple[Vector, Labels]:
+        """(x, labels) of a client."""
+        rows = self._order[self._bounds[client] : self._bounds[client + 1]]
+        return self.table.rows(rows), self.table.y[rows]
+
+    def held_out(self, most: int) -> tuple[Vector, Labels]:
+        """(x, labels) of at most so many held-out samples, spread evenly over them."""
+        rows = self._held
+        if len(rows) > most:
+            rows = rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
+        return self.table.rows(rows), self.table.y[rows]
+
+
+def _hold_out(table: Table, natural: bool, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Which samples are held out: whole users where there are users, else single samples."""
+    owners = table.users if natural and table.users is not None else np.arange(len(table.y))
+    units = np.unique(owners)
+    order = generator(seed, "held out").permutation(len(units))
+    return np.isin(owners, units[order[: round(fraction * len(units))]])
+
+
+def _deal(
+    partition: str, table: Table, rows: npt.NDArray[np.int64], clients: int | None, seed: int
+) -> list[npt.NDArray[np.int64]]:
+    kind, _, argument = partition.partition(":")
+    rng, labels = generator(seed, "partition"), table.y[rows]
+    if kind == "natural" and not argument and table.users is not None:
+        by_user = rows[np.argsort(table.users[rows], kind="stable")]
+        parts = np.split(by_user, np.flatnonzero(np.diff(table.users[by_user])) + 1)
+        if clients is not None and clients > len(parts):
+            raise ConfigError(
+                f"{table.source} has {len(parts)} users to train on, and {clients} clients were asked for"
+            )
+        return parts[:clients]
+    if kind == "celeba" and not argument:
+        sizes = celeba_sizes(rng.random(len(rows) // 5 + 1))
+        ends = np.cumsum(sizes)
+        found = int(np.searchsorted(ends, len(rows), "right"))
+        if clients is not None and clients > found:
+            raise ConfigError(
+                f"{table.source} has samples for {found} clients of CelebA's sizes, not for {clients}"
+            )
+        return np.split(rng.permutation(rows)[: ends[found - 1]], ends[: found - 1])[:clients]
+    count = max(1, len(rows) // SHARE) if clients is None else clients
+    if count > len(rows):
+        raise ConfigError(
+            f"{count} clients cannot share {len(rows)} samples: a client with no samples cannot train"
+        )
+    if kind == "iid" and not argument:
+        return np.array_split(rng.permutation(rows), count)
+    if kind == "consecutive" and not argument:
+        return np.array_split(rows, count)
+    if kind == "dirichlet" and (alpha := _positive(argument)):
+        return _dirichlet(rows, labels, count, alpha, rng)
+    if kind == "shards" and argument.isdigit() and int(argument):
+        per_client = int(argument)
+        shards = np.array_split(rows[np.argsort(labels, kind="stable")], count * per_client)
+        order = rng.permutation(len(shards)).reshape(count, per_client)
+        return [np.concatenate([shards[k] for k in mine]) for mine in order]
+    raise ConfigError(f"unknown partition {partition!r}; known are {', '.join(PARTITIONS)}")
+
+
+def _dirichlet(
+    rows: npt.NDArray[np.int64], labels: Labels, count: int, alpha: float, rng: np.random.Generator
+) -> list[npt.NDArray[np.int64]]:
+    parts: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(count)]
+    for label in np.unique(labels):
+        mine = rng.permutation(rows[labels == label])
+        cuts = np.cumsum(rng.dirichlet(np.full(count, alpha)))[:-1] * len(mine)
+        for part, share in zip(parts, np.split(mine, np.round(cuts).astype(np.int64)), strict=True):
+            part.append(share)
+    return [np.concatenate(part) for part in parts]
+
+
+def _positive(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < np.inf else None
+
+
+def celeba_sizes(uniform: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Sizes from 5 to 35 with the mean of CelebA's, 21.4, from uniform numbers: more users near the top."""
+    return (5 + np.floor(31 * uniform**0.8)).astype(np.int64)

@@ -1,0 +1,169 @@
+"""Engines: what computes a gradient and scores, from a flat vector.
+
+    plain     PyTorch, operation by operation
+    compile   PyTorch through torch.compile, for every batch size at once; needs a C++ compiler
+    kernel    the paper's CNN by hand (``qafel.tasks.cnn``)
+
+Each gives the same gradient up to rounding, and the same bits every time on the same machine.
+"""
+
+import os
+import shutil
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from qafel.errors import ConfigError
+from qafel.streams import generator
+from qafel.tasks import cnn, models
+from qafel.vectors import Vector
+
+Labels = npt.NDArray[np.int64]
+ENGINES = ("auto", "kernel", "plain", "compile")
+
+
+class Engine(Protocol):
+    """Gradients and scores of one model."""
+
+    def gradient(self, y: Vector, x: Vector, labels: Labels, seed: int) -> tuple[Vector, float]:
+        """The gradient of the mean loss at ``y``, yours to change, and the loss."""
+
+    def scores(self, y: Vector, x: Vector) -> Vector:
+        """The outputs of the model at ``y``."""
+
+
+class Kernel:
+    """The paper's CNN by hand."""
+
+    def __init__(self, module: models.Cnn) -> None:
+        self._cnn = cnn.Cnn(module.shape[0], module.shape[1], module.classes, module.dropout)
+
+    def gradient(self, y: Vector, x: Vector, labels: Labels, seed: int) -> tuple[Vector, float]:
+        """See Engine."""
+        return self._cnn.gradient(y, x, labels, generator(seed, "dropout"))
+
+    def scores(self, y: Vector, x: Vector) -> Vector:
+        """See Engine."""
+        return self._cnn.scores(y, x)
+
+
+class Torch:
+    """PyTorch's autograd; the parameters are views of one flat tensor."""
+
+    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+        self.module, self.device = module.to(device), torch.device(device)
+        self.parameters = [p for _, p in models.trained(module)]
+        self._flat = torch.zeros(sum(p.numel() for p in self.parameters), device=self.device)
+        self._host = (
+            self._flat.numpy() if self.device.type == "cpu" else np.zeros(self._flat.numel(), np.float32)
+        )
+        start = 0
+        for p in self.parameters:
+            p.data = self._flat[start : start + p.numel()].view(p.shape)
+            start += p.numel()
+        self._compiled: Any = None
+
+    def gradient(self, y: Vector, x: Vector, labels: Labels, seed: int) -> tuple[Vector, float]:
+        """See Engine."""
+        self._load(y)
+        self.module.train()
+        self._seed(seed)
+        for p in self.parameters:
+            p.grad = None
+        forward = self.module if self._compiled is None or len(x) == 1 else self._compiled
+        value = loss(forward(self._tensor(x)), self._tensor(labels))
+        value.backward()  # type: ignore[no-untyped-call]
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        return torch.cat([part.reshape(-1) for part in parts]).cpu().numpy(), value.item()
+
+    def scores(self, y: Vector, x: Vector) -> Vector:
+        """See Engine."""
+        self._load(y)
+        self.module.eval()
+        with torch.inference_mode():
+            out: Vector = self.module(self._tensor(x)).cpu().numpy()
+        return out
+
+    def compile(self, shape: tuple[int, ...], batch: int) -> None:
+        """Compile for every batch size; for the same code everywhere, the first batch is the same
+        everywhere.
+        """
+        torch._inductor.config.compile_threads = 1
+        compiled, size = torch.compile(self.module), max(batch, 2)
+        x, labels = torch.zeros((size, *shape), device=self.device), torch.zeros(size, dtype=torch.int64)
+        torch._dynamo.mark_dynamic(x, 0)
+        self.module.train()
+        loss(compiled(x), labels.to(self.device)).backward()  # type: ignore[no-untyped-call]
+        self._compiled = compiled
+
+    def _seed(self, seed: int) -> None:
+        """What dropout draws from; torch.manual_seed would take longer than a small model's gradient."""
+        if self.device.type == "cpu":
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+
+    def _load(self, y: Vector) -> None:
+        np.copyto(self._host, y)
+        if self.device.type != "cpu":
+            self._flat.copy_(torch.from_numpy(self._host))
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss: logistic for one output, cross-entropy for more."""
+    if outputs.ndim == 2 and outputs.shape[1] == 1:
+        return functional.binary_cross_entropy_with_logits(outputs[:, 0], labels.to(outputs.dtype))
+    return functional.cross_entropy(outputs, labels)
+
+
+def judge(outputs: Vector, labels: Labels) -> tuple[int, float]:
+    """How many are right, and the sum of the losses."""
+    scores = outputs.astype(np.float64)
+    if scores.shape[1] == 1:
+        scores = np.concatenate([np.zeros_like(scores), scores], 1)
+    top = scores.max(1)
+    likelihood = scores[np.arange(len(labels)), labels] - top
+    losses = np.log(np.exp(scores - top[:, None]).sum(1)) - likelihood
+    return int((scores.argmax(1) == labels).sum()), float(losses.sum())
+
+
+def engine(name: str, module: nn.Module, shape: tuple[int, ...], batch: int, device: str = "cpu") -> Engine:
+    """The engine called ``name``; ``auto`` takes the kernel where there is one."""
+    if name not in ENGINES:
+        raise ConfigError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
+    is_cnn = isinstance(module, models.Cnn) and device == "cpu"
+    if name == "kernel" and not is_cnn:
+        raise ConfigError(
+            "the engine kernel is for the model cnn on the device cpu; use auto, plain or compile"
+        )
+    if isinstance(module, models.Cnn) and is_cnn and name in ("auto", "kernel"):
+        return Kernel(module)
+    if name == "compile" and not compiler():
+        raise ConfigError("the engine compile needs a C++ compiler, and there is none; use the engine plain")
+    check_device(device)
+    made = Torch(module, device)
+    if name == "compile":
+        made.compile(shape, batch)
+    return made
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch.compile would use."""
+    return next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))), None)
+
+
+def check_device(device: str) -> None:
+    """Complain unless there is such a device."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    kind = device.partition(":")[0]
+    if kind not in there:
+        raise ConfigError(f"unknown device {device!r}; known are cpu, cuda and mps")
+    if not there[kind]:
+        raise ConfigError(f"this machine has no {kind} device that PyTorch can use; use the device cpu")

@@ -1,0 +1,87 @@
+"""Local training: P steps of SGD on a client's samples, and the delta they make.
+
+    g ← ∇f(y; batch) + weight_decay·y + prox·(y − y_0)
+    m ← local_momentum·m + g
+    y ← y − η_ℓ·m
+
+The delta is summed up by itself, not taken as y_P − y_0: with η_ℓ = 1e-6 that difference of two float32
+models would lose most of it.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from qafel.client import Task
+from qafel.errors import ConfigError, DivergenceError
+from qafel.streams import derive
+from qafel.tasks.engines import Engine, Labels
+from qafel.vectors import Vector, is_finite
+
+
+class LocalSgd(msgspec.Struct, frozen=True):
+    """The knobs of local training."""
+
+    rate: float
+    batch_size: int = 32
+    epochs: int = 1
+    steps: int | None = None
+    """P; passes over the data (``epochs``) when left out."""
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    prox: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < np.inf:
+            raise ConfigError(f"local_rate must be positive, not {self.rate}")
+        for name in ("batch_size", "epochs", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"local_momentum must be at least 0 and below 1, not {self.momentum}")
+        for name in ("weight_decay", "prox"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ConfigError(f"{name} must not be negative, and it is {getattr(self, name)}")
+
+    def batches(self, count: int, task: Task) -> Iterator[slice | npt.NDArray[np.int64]]:
+        """The samples of each step: shuffled passes, cut into batches."""
+        per_pass = -(-count // self.batch_size)
+        steps = self.epochs * per_pass if self.steps is None else self.steps
+        order: npt.NDArray[np.int64] | None = None
+        for p in range(steps):
+            if per_pass == 1:
+                yield slice(None)
+                continue
+            if p % per_pass == 0:
+                order = task.generator("order", p // per_pass).permutation(count)
+            first = p % per_pass * self.batch_size
+            assert order is not None
+            yield order[first : first + self.batch_size]
+
+    def delta(self, engine: Engine, x: Vector, labels: Labels, task: Task) -> Vector:
+        """y_P − y_0 from y_0 = ``task.x`` on the samples ``x``."""
+        delta: Vector | None = None
+        velocity: Vector | None = None
+        for p, rows in enumerate(self.batches(len(labels), task)):
+            y = task.x if delta is None else task.x + delta
+            g, loss = engine.gradient(y, x[rows], labels[rows], derive(task.seed, "gradient", p))
+            if not (np.isfinite(loss) and is_finite(g)):
+                raise DivergenceError(
+                    f"the model's loss or gradient is not finite on client {task.client} "
+                    f"(task {task.number}, version {task.version}); lower local_rate or server_rate, "
+                    "or look at the model and the data"
+                )
+            if self.weight_decay:
+                g += np.float32(self.weight_decay) * y
+            if self.prox and delta is not None:
+                g += np.float32(self.prox) * delta
+            if self.momentum:
+                velocity = g if velocity is None else np.float32(self.momentum) * velocity + g
+                g = velocity
+            step = np.float32(-self.rate) * g
+            delta = step if delta is None else delta + step
+        assert delta is not None
+        return delta

@@ -1,0 +1,335 @@
+"""``qafel run``, ``compare`` and ``timeline`` as a user types them: folders, interruptions, mistakes."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SMALL = [
+    "--set", "data=digits", "--set", "model=mlp", "--set", "partition=dirichlet:1", "--set", "clients=60",
+    "--set", "local_rate=0.1", "--set", "epochs=2", "--set", "evaluate_every=200",
+]  # fmt: skip
+
+
+def qafel(*arguments: str, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "qafel", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def same_run(one: Path, two: Path) -> bool:
+    """Equal in every byte that does not speak of wall-clock time."""
+    for name in ("config.toml", "metrics.jsonl", "model.safetensors"):
+        if (one / name).read_bytes() != (two / name).read_bytes():
+            return False
+    left, right = (json.loads((folder / "summary.json").read_text()) for folder in (one, two))
+    for summary in (left, right):
+        for name in ("seconds", "provenance", "workers"):
+            del summary[name]
+    return bool(left == right)
+
+
+def test_a_run_leaves_its_folder_with_everything_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    text = qafel("run", *SMALL, "--set", "uploads=600", "--out", str(folder), "--tensorboard").stdout
+    assert str(folder) in text.replace("\n", "")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "curves.png", "staleness.png",
+        "tensorboard",
+    }  # fmt: skip
+    points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [point["uploads"] for point in points] == [0, 200, 400, 600]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["bytes_up"] == points[-1]["bytes_up"] > 600 * 5000
+    assert summary["staleness"]["mean"] == pytest.approx(points[-1]["staleness"])
+    assert sum(summary["staleness"]["histogram"].values()) == 600
+    assert summary["seconds"]["training"] > 0
+    assert summary["reason"] == "uploads"
+    from safetensors.numpy import load_file
+
+    assert sum(tensor.size for tensor in load_file(folder / "model.safetensors").values()) == summary["size"]
+    again = tmp_path / "again"
+    answer = json.loads(
+        qafel("run", str(folder / "config.toml"), "--out", str(again), "--workers", "1", "--json").stdout
+    )
+    assert answer["digest"] == summary["digest"]
+    assert same_run(folder, again)
+
+
+def saved(folder: Path) -> int:
+    path = folder / "checkpoint.bin"
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(tmp_path: Path) -> None:
+    settings = [*SMALL, "--set", "uploads=4000", "--set", "rate=40"]
+    qafel("run", *settings, "--out", str(tmp_path / "whole"))
+    folder, kills = tmp_path / "killed", 0
+    chance = random.Random(7)
+    command = ["run", *settings, "--out", str(folder), "--checkpoint", "0.1"]
+    while kills < 5:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "qafel", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        before = saved(folder)
+        while process.poll() is None and saved(folder) == before:
+            time.sleep(0.005)
+        time.sleep(0.6 * chance.random())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += process.returncode == -signal.SIGKILL
+        if (folder / "summary.json").exists():
+            break
+        command = ["run", "--resume", str(folder), "--checkpoint", "0.1"]
+    else:
+        qafel("run", "--resume", str(folder))
+    assert kills >= 1
+    assert same_run(tmp_path / "whole", folder)
+
+
+def test_ctrl_c_saves_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
+    settings = [*SMALL, "--set", "uploads=3000"]
+    qafel("run", *settings, "--out", str(tmp_path / "whole"))
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "qafel", "run", *settings, "--out", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (folder / "metrics.jsonl").exists() or (folder / "metrics.jsonl").stat().st_size < 300:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert f"qafel run --resume {folder}" in errors
+    assert "Traceback" not in errors
+    assert "has not ended" in qafel("compare", str(folder), code=2).stderr
+    qafel("run", "--resume", str(folder))
+    assert same_run(tmp_path / "whole", folder)
+    assert "nothing to resume" in qafel("run", "--resume", str(folder), code=2).stderr
+
+
+def test_workers_end_when_their_run_is_killed(tmp_path: Path) -> None:
+    settings = [*SMALL, "--set", "uploads=100000", "--out", str(tmp_path / "run"), "--workers", "2"]
+    process = subprocess.Popen([sys.executable, "-m", "qafel", "run", *settings], stderr=subprocess.DEVNULL)
+    children: list[str] = []
+    while len(children) < 2:
+        time.sleep(0.05)
+        path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        children = path.read_text().split() if path.exists() else ["", ""]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any(Path(f"/proc/{pid}/cmdline").exists() for pid in children):
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}/cmdline").exists() for pid in children)
+
+
+def test_compare_runs_what_is_missing_and_takes_what_is_there(tmp_path: Path) -> None:
+    settings = [*SMALL, "--set", "uploads=400", "--seeds", "2", "--out", str(tmp_path / "c")]
+    text = qafel("compare", "qafel", "fedbuff", *settings).stdout
+    assert "fedbuff ÷ qafel" in text
+    assert "±" in text
+    before = (tmp_path / "c" / "qafel-seed1" / "summary.json").read_bytes()
+    rows = json.loads(qafel("compare", "qafel", "fedbuff", *settings, "--json").stdout)["rows"]
+    assert (tmp_path / "c" / "qafel-seed1" / "summary.json").read_bytes() == before
+    assert rows[1]["bytes_up"][0] > 6 * rows[0]["bytes_up"][0]
+    assert (tmp_path / "c" / "compare.png").stat().st_size > 10_000
+    folders = [str(tmp_path / "c" / name) for name in ("qafel-seed0", "fedbuff-seed0")]
+    text = qafel("compare", *folders, "--out", str(tmp_path / "d")).stdout
+    assert "fedbuff-seed0 ÷ qafel-seed0" in text
+    assert "other settings" in qafel("compare", "qafel", *settings, "--set", "rate=7", code=2).stderr
+
+
+def test_the_timeline_alone_says_what_concurrency_and_staleness_will_be(tmp_path: Path) -> None:
+    picture = tmp_path / "staleness.png"
+    answer = json.loads(
+        qafel(
+            "timeline", "--set", "rate=125", "--set", "uploads=50000", "--out", str(picture), "--json"
+        ).stdout
+    )
+    assert answer["concurrency"] == pytest.approx(100, rel=0.02)
+    assert picture.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--set", "buffersize=3"], "did you mean 'buffer_size'?"),
+        (["run", "--set", "uploads"], "--set takes key=value"),
+        (["run", "--set", "uploads=many"], "uploads in --set must be a whole number, not 'many'"),
+        (["run", "--set", "uploads=0"], "uploads must be at least 1"),
+        (["run", "--set", "algorithm=qafle"], "did you mean 'qafel'?"),
+        (["run", "--set", "sampling=all"], "sampling in --set must be 'replacement' or 'idle'"),
+        (["run", "--set", "data=nowhere.npz"], "unknown data 'nowhere.npz'"),
+        (["run", "--set", "model=cnnn"], "unknown model 'cnnn'"),
+        (["run", "--set", "clients=5"], "buffer_size (K) is 10, larger than the population of 5 clients"),
+        (["run", "--set", "local_rate=-1"], "local_rate must be positive"),
+        (["run", "--set", "client_quantizer=qsdg:4"], "nearest valid spec: 'qsgd:4'"),
+        (["run", "--set", "arrivals=rounds"], "use the algorithm fedavg"),
+        (
+            ["run", "--set", "model=mlp", "--set", "data=breast-cancer", "--set", "engine=kernel"],
+            "engine kernel",
+        ),
+        (["run", "--set", "device=cuda:7"], "no cuda device"),
+        (["run", "--workers", "0"], "workers must be at least 1"),
+        (["run", "nowhere.toml"], "cannot read nowhere.toml"),
+        (["run", __file__], "is not a TOML file"),
+        (["run", "--resume", "/"], "is not the folder of a run"),
+        (["run", "--resume", "x", "--set", "a=1"], "--resume goes on with the run's own settings"),
+        (["compare", "qafle"], "did you mean 'qafel'?"),
+        (["compare", "qafel", "--seeds", "0"], "--seeds must be at least 1"),
+        (["compare", "/"], "is not the folder of a run"),
+        (["timeline", "--set", "up_bandwidth=5"], "the clock depends on the bytes"),
+        (["bench", "sim", "--engine", "quick"], "unknown engine 'quick'"),
+        (["bench", "sim", "--rounds", "0"], "must be at least 1"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_exit_code_2_and_leaves_no_folder(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    done = qafel(*arguments, code=2, cwd=tmp_path)
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*-1"))
+
+
+def test_a_model_that_returns_nan_stops_the_run_with_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "class Bad(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(64, 10)\n"
+        "    def forward(self, x):\n"
+        "        return self.layer(x.flatten(1)) * float('nan')\n"
+    )
+    arguments = ["run", "--set", "data=digits", "--set", "model=mine:Bad", "--out", "run"]
+    done = qafel(*arguments, code=2, cwd=tmp_path)
+    assert "not finite on client" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_the_users_own_runs_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\ndef net(shape, classes):\n    return nn.Sequential(nn.Flatten(), "
+        "nn.Linear(64, classes))\n"
+    )
+    arguments = ["run", "--set", "data=digits", "--set", "model=mine:net", "--set", "uploads=50", "--json"]
+    answer = json.loads(qafel(*arguments, cwd=tmp_path).stdout)
+    assert answer["size"] == 650
+    assert answer["settings"]["model"] == "mine:net"
+
+
+def test_a_full_disk_ends_in_one_sentence_and_no_result(tmp_path: Path) -> None:
+    """The limit on a file's size makes the write fail as a full disk does."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    arguments = ["run", *SMALL, "--set", "uploads=300", "--out", str(tmp_path / "run"), "--checkpoint", "0"]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "")}
+    done = qafel(*arguments, code=2, preexec_fn=limit, env={k: v for k, v in environment.items() if v})
+    assert "cannot write to" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_damaged_checkpoint_gets_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "qafel", "run", *SMALL, "--set", "uploads=50000", "--out", str(folder)]
+    process = subprocess.Popen([*command, "--checkpoint", "0.1"], stderr=subprocess.DEVNULL)
+    while not (folder / "checkpoint.bin").exists():
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    data = bytearray((folder / "checkpoint.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "checkpoint.bin").write_bytes(data)
+    assert "is damaged" in qafel("run", "--resume", str(folder), code=2).stderr
+
+
+def test_two_processes_cannot_write_to_one_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "qafel", "run", *SMALL, "--set", "uploads=50000", "--out", str(folder)]
+    process = subprocess.Popen([*command, "--checkpoint", "0.1"], stderr=subprocess.DEVNULL)
+    while not (folder / "checkpoint.bin").exists():
+        time.sleep(0.05)
+    assert "another process" in qafel("run", "--resume", str(folder), code=2).stderr
+    process.kill()
+    process.wait()
+
+
+def data(name: str) -> str:
+    folder = os.environ.get("QAFEL_DATA")
+    if not folder:
+        pytest.skip("QAFEL_DATA does not name a folder with the real data")
+    return str(Path(folder) / name)
+
+
+def test_digits_reach_95_percent(tmp_path: Path) -> None:
+    arguments = [
+        *SMALL,
+        "--set",
+        "uploads=9000",
+        "--set",
+        "target=0.95",
+        "--out",
+        str(tmp_path / "run"),
+        "--json",
+    ]
+    answer = json.loads(qafel("run", *arguments).stdout)
+    assert answer["reason"] == "target"
+    assert answer["accuracy"] >= 0.95
+
+
+@pytest.mark.parametrize("algorithm", ["fedbuff", "qafel"])
+def test_real_faces_reach_90_percent_with_the_papers_cnn(algorithm: str, tmp_path: Path) -> None:
+    values = [
+        f"data={data('smiles32.npz')}", "partition=iid", "held_out=0.1", "uploads=12000", "target=0.9",
+        f"algorithm={algorithm}", "seed=1",
+    ]  # fmt: skip
+    arguments = [word for value in values for word in ("--set", value)]
+    answer = json.loads(qafel("run", *arguments, "--out", str(tmp_path / "run"), "--json").stdout)
+    assert answer["reason"] == "target"
+    assert answer["size"] == 29_282
+
+
+def test_the_closed_loop_of_the_mushrooms_study_learns(tmp_path: Path) -> None:
+    values = [
+        f"data={data('mushrooms.libsvm.gz')}", "model=logistic", "partition=consecutive", "clients=100",
+        "held_out=0.1", "arrivals=closed", "steps=10", "batch_size=100000", "local_rate=2", "server_rate=0.1",
+        "momentum=0", "uploads=3000", "evaluate_every=1000",
+        "client_quantizer=qsgd:levels=4", "server_quantizer=qsgd:levels=8",
+    ]  # fmt: skip
+    arguments = [word for value in values for word in ("--set", value)]
+    answer = json.loads(qafel("run", *arguments, "--out", str(tmp_path / "run"), "--json").stdout)
+    assert answer["accuracy"] > 0.9
+    assert answer["concurrency"]["max"] == 100
+
+
+def test_equal_seeds_give_equal_bytes_and_others_do_not() -> None:
+    from qafel.sim import simulate
+
+    shared: dict[str, Any] = {
+        "data": "digits",
+        "model": "softmax",
+        "clients": 30,
+        "uploads": 60,
+        "workers": 1,
+    }
+    one, two, other = (simulate(seed=seed, **shared) for seed in (3, 3, 4))
+    assert one.summary.digest == two.summary.digest != other.summary.digest
+    assert one.x is not None
+    assert two.x is not None
+    assert np.array_equal(one.x, two.x)

@@ -1,0 +1,260 @@
+"""A run equals the slow twin to the bit, whoever trains, wherever it was interrupted."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from learners import Quadratic, step
+
+import timeline_twin
+import twin
+from qafel import QafelWarning
+from qafel.sim import Settings, Simulation, simulate
+from qafel.sim.folder import RunFolder
+from qafel.streams import derive, generator
+from qafel.wire import CatchUp
+
+QUANTIZERS = {"qsgd:4,bucket=256,norm=max": twin.qsgd(7, 256, "max"), "topk:0.1": twin.topk(0.1)}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", QafelWarning)
+        yield
+
+
+def run(workers: int = 1, learner: Any = None, **values: Any) -> Simulation:
+    settings = Settings(**{"uploads": 200, "evaluate_every": 50, "buffer_size": 4, **values})
+    simulation = Simulation(settings, learner or Quadratic(), workers=workers)
+    simulation.run()
+    return simulation
+
+
+CLOCKS: list[dict[str, Any]] = [
+    {"rate": 10.0},
+    {"arrivals": "poisson", "rate": 20.0, "dropouts": 0.2, "staleness_weight": "sqrt"},
+    {"arrivals": "closed", "momentum": 0.0, "max_staleness": 3},
+    {"arrivals": "refill", "concurrency": 5, "sampling": "idle", "slow_fraction": 0.3},
+]
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("live", [False, True])
+def test_a_run_equals_the_slow_twin_to_the_bit(clock: dict[str, Any], live: bool) -> None:
+    """Precomputed, and event by event with transfers timed by real bytes."""
+    spec = "qsgd:4,bucket=256,norm=max"
+    bandwidth: dict[str, Any] = {"up_bandwidth": 2e3, "down_bandwidth": 5e3} if live else {}
+    real = run(client_quantizer=spec, server_quantizer="topk:0.1", seed=5, **clock, **bandwidth)
+    job = real.server.job
+    weight = (lambda tau: 1 / np.sqrt(1.0 + tau)) if "staleness_weight" in clock else (lambda tau: 1.0)
+    server = twin.TwinServer(
+        np.zeros(job.size, np.float32), QUANTIZERS["topk:0.1"], 4, 1.0, job.momentum, weight, seed=5
+    )
+    hidden, frames = server.hidden.copy(), {}
+    queue: list[Any] = []
+    upload_bytes, increment_bytes = _sizes(real)
+    events = timeline_twin.walk(
+        real.settings.clock(),
+        7,
+        4,
+        job.max_staleness,
+        5,
+        upload=lambda task: upload_bytes / 2e3,
+        broadcast=(lambda version: increment_bytes[version - 1] / 5e3) if live else None,
+    )
+    reports = 0
+    for kind, _, task, client, number, version in events:
+        if kind == "start":
+            seed = derive(5, "task", client, number)
+            delta = step(hidden, client, generator(seed, "train"))
+            frames[task] = QUANTIZERS[spec](delta, derive(seed, "update"))
+        elif kind == "deliver":
+            hidden = hidden + queue.pop(0)
+        elif kind == "report":
+            reports += 1
+            if job.max_staleness is None or version <= job.max_staleness:
+                q = server.receive(frames.pop(task), server.version - version)
+                if q is not None and live:
+                    queue.append(q)
+                elif q is not None:
+                    hidden = hidden + q
+            if reports == 200:
+                break
+    assert np.array_equal(real.server.x, server.x)
+    assert np.array_equal(real.server.hidden.x, server.hidden)
+    assert real.server.version == server.version
+
+
+def _sizes(real: Simulation) -> tuple[int, list[int]]:
+    """Bytes of an update, and of each increment, from a second run that listens."""
+    found: list[int] = []
+    again = Simulation(real.settings, Quadratic(), workers=1)
+    stepped = again._stepped
+
+    def listen(step: Any) -> None:
+        found.append(len(step.frame))
+        stepped(step)
+
+    again._stepped = listen  # type: ignore[method-assign]
+    again.run()
+    return real.bytes_up // real.uploads, found
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_any_number_of_workers_gives_the_same_bytes(clock: dict[str, Any]) -> None:
+    runs = [run(workers, **clock) for workers in (1, 2, 3)]
+    assert len({r.digest for r in runs}) == 1
+    assert runs[0].points == runs[1].points == runs[2].points
+    assert len({(r.bytes_up, r.bytes_down, r.time) for r in runs}) == 1
+
+
+@pytest.mark.parametrize("engine", ["kernel", "plain"])
+def test_training_is_the_same_for_one_and_two_workers(engine: str) -> None:
+    one, two = (
+        simulate(uploads=30, evaluate_every=30, clients=40, held_out_samples=20, engine=engine, workers=n)
+        for n in (1, 2)
+    )
+    assert one.summary.digest == two.summary.digest
+    assert one.points == two.points
+
+
+def test_compiled_training_is_the_same_for_one_and_two_workers() -> None:
+    from qafel.tasks.engines import compiler
+
+    if compiler() is None:
+        pytest.skip("torch.compile needs a C++ compiler, and there is none")
+    one, two = (
+        simulate(data="digits", model="mlp", partition="dirichlet:1", uploads=60, engine="compile", workers=n)
+        for n in (1, 2)
+    )
+    assert one.summary.digest == two.summary.digest
+
+
+@pytest.mark.parametrize("cut", [1, 37, 120, 199])
+@pytest.mark.parametrize("clock", [*CLOCKS, {"up_bandwidth": 2e3, "down_bandwidth": 5e3}])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_bytes(
+    clock: dict[str, Any], cut: int, workers: int, tmp_path: Path
+) -> None:
+    settings = Settings(uploads=200, evaluate_every=50, buffer_size=4, **clock)
+    whole = RunFolder.create(tmp_path / "whole", settings.to_toml())
+    uninterrupted = Simulation(settings, Quadratic(), workers=1, folder=whole)
+    uninterrupted.run()
+
+    folder = RunFolder.create(tmp_path / "cut", settings.to_toml())
+    first = Simulation(settings, Quadratic(), workers=workers, folder=folder)
+    first._progress = lambda run: setattr(run, "_stop", run.uploads >= cut)
+    first.run()
+    assert first.stopped
+    saved = folder.checkpoint()
+    assert saved is not None
+    second = Simulation(settings, Quadratic(), workers=workers, folder=folder)
+    second.resume(saved)
+    second.run()
+    folder.close()
+    whole.close()
+    assert second.digest == uninterrupted.digest
+    assert folder.metrics.read_bytes() == whole.metrics.read_bytes()
+    assert second.staleness == uninterrupted.staleness
+
+
+def test_checkpoints_in_the_middle_change_nothing(tmp_path: Path) -> None:
+    settings = Settings(uploads=200, evaluate_every=50, buffer_size=4)
+    folder = RunFolder.create(tmp_path / "run", settings.to_toml())
+    often = Simulation(settings, Quadratic(), workers=2, folder=folder, checkpoint_seconds=0)
+    often.run()
+    folder.close()
+    assert often.digest == run().digest
+
+
+def test_bytes_down_of_clients_that_catch_up_are_what_the_server_would_send() -> None:
+    settings = Settings(uploads=300, evaluate_every=300, buffer_size=4, rate=10.0, downlink="catch-up")
+    simulation = Simulation(settings, Quadratic(), workers=1)
+    server, total = simulation.server, 0
+    known: dict[int, int] = {}
+    digests = {0: server.hidden.digest}
+    download = simulation._download
+
+    def listen(event: Any) -> float:
+        nonlocal total
+        digests[server.version] = server.hidden.digest
+        version = known.get(event.client)
+        fresh = version is None
+        request = CatchUp(server.job.id, event.client, version or 0, digests[version or 0], fresh)
+        total += sum(map(len, server.catch_up(request)))
+        known[event.client] = server.version
+        return download(event)
+
+    simulation._download = listen  # type: ignore[method-assign]
+    simulation.run()
+    assert simulation.bytes_down == total > 0
+
+
+def test_bandwidth_makes_time_of_bytes() -> None:
+    fast, slow = run(rate=10.0), run(rate=10.0, up_bandwidth=100.0)
+    size = slow.bytes_up / slow.uploads
+    assert slow.in_flight > fast.in_flight
+    assert slow.area / slow.time - fast.area / fast.time == pytest.approx(10 * size / 100, rel=0.2)
+
+
+def test_stops_at_a_target_a_byte_budget_or_a_time_limit() -> None:
+    assert run(uploads=10_000, target=0.9).reason == "target"
+    budget = run(uploads=10_000, byte_budget=20_000)
+    assert budget.reason == "byte budget"
+    assert 20_000 <= budget.bytes_up + budget.bytes_down < 21_000
+    limited = run(uploads=10_000, time_limit=1.5)
+    assert limited.reason == "time limit"
+    assert limited.uploads < 200
+
+
+def test_the_target_is_held_against_the_median_of_three() -> None:
+    class Lucky(Quadratic):
+        def judge(self, x: Any, chunk: int) -> tuple[int, float]:
+            Lucky.calls += chunk
+            return (150 if Lucky.calls == 5 else 0), 0.0  # one lucky evaluation
+
+        calls = 0
+
+    assert run(learner=Lucky(), evaluate_every=10, target=0.9).reason == "uploads"
+
+
+def test_fedavg_is_synchronous_and_all_algorithms_run() -> None:
+    found = {}
+    for name in ("qafel", "fedbuff", "fedasync", "fedavg", "naive"):
+        found[name] = run(algorithm=name, buffer_size=None if name == "fedasync" else 4)
+    assert set(found["fedavg"].staleness) == {0}
+    assert found["fedasync"].server.version == 200
+    assert found["fedbuff"].bytes_up > 4 * found["qafel"].bytes_up
+    assert found["fedavg"].time > found["fedbuff"].time
+
+
+def test_a_dead_worker_is_noticed(tmp_path: Path) -> None:
+    import os
+    import signal
+
+    from qafel.sim.pool import WorkerError
+
+    class Deadly(Quadratic):
+        def delta(self, task: Any, samples: Any) -> Any:
+            if task.number > 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().delta(task, samples)
+
+    with pytest.raises(WorkerError, match="a worker died \\(signal 9\\)"):
+        run(workers=2, learner=Deadly())
+
+
+def test_an_error_in_local_training_is_one_sentence_with_its_traceback_kept() -> None:
+    from qafel.sim.pool import WorkerError
+
+    class Faulty(Quadratic):
+        def delta(self, task: Any, samples: Any) -> Any:
+            raise RuntimeError("no\nluck")
+
+    with pytest.raises(WorkerError, match="local training failed: RuntimeError: no luck") as caught:
+        run(workers=2, learner=Faulty())
+    assert "Traceback" in caught.value.remote

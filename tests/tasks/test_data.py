@@ -1,0 +1,295 @@
+"""Data: every format is read, every partition deals all samples out, every mistake gets one sentence."""
+
+import gzip
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qafel import ConfigError
+from qafel.tasks.data import population
+from qafel.tasks.data.faces import Faces
+from qafel.tasks.data.table import Dealt, Table, celeba_sizes
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QAFEL_CACHE", str(tmp_path / "cache"))
+
+
+def pixels(n: int, *shape: int) -> Any:
+    return np.random.default_rng(n).integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def table(n: int = 400, classes: int = 4) -> Table:
+    rng = np.random.default_rng(0)
+    x = np.arange(n, dtype=np.float32)[:, None]
+    return Table(x, rng.integers(0, classes, n), np.arange(n) // 10)
+
+
+def owned(found: Dealt) -> list[int]:
+    return [int(v) for k in range(found.clients) for v in found.samples(k)[0].ravel()]
+
+
+@pytest.mark.parametrize("partition", ["natural", "iid", "consecutive", "dirichlet:1", "shards:2", "celeba"])
+def test_a_partition_gives_each_sample_to_one_client_and_none_that_is_held_out(partition: str) -> None:
+    clients = None if partition in ("natural", "celeba") else 16
+    found = Dealt(table(), partition, clients, 0.2, 0)
+    mine, held = owned(found), found.held_out(10**6)[0].ravel().astype(int).tolist()
+    assert len(mine) == len(set(mine))
+    assert not set(mine) & set(held)
+    assert len(held) == 80
+    assert len(mine) > 285 if partition == "celeba" else len(mine) == 320
+    assert found.count(0) == len(found.samples(0)[1])
+    again = Dealt(table(), partition, clients, 0.2, 0)
+    assert owned(again) == mine
+
+
+def test_partitions_are_what_they_are_called() -> None:
+    natural = Dealt(table(), "natural", None, 0.2, 0)
+    assert natural.clients == 32
+    assert all(len({int(v) // 10 for v in natural.samples(k)[0].ravel()}) == 1 for k in range(32))
+    shards = Dealt(table(), "shards:1", 8, 0.2, 0)
+    assert max(len(np.unique(shards.samples(k)[1])) for k in range(8)) <= 2
+    consecutive = owned(Dealt(table(), "consecutive", 8, 0.2, 0))
+    assert consecutive == sorted(consecutive)
+
+    def skew(alpha: str) -> float:
+        found = Dealt(table(4000), f"dirichlet:{alpha}", 20, 0.2, 0)
+        shares = [np.bincount(found.samples(k)[1], minlength=4) / found.count(k) for k in range(20)]
+        return float(np.std(shares))
+
+    assert skew("0.3") > 2 * skew("10")
+
+
+def test_celebas_sizes_have_its_range_and_mean() -> None:
+    sizes = celeba_sizes((np.arange(100_000) + 0.5) / 100_000)
+    assert (sizes.min(), sizes.max()) == (5, 35)
+    assert sizes.mean() == pytest.approx(200_288 / 9_343, abs=0.5)
+
+
+def test_faces_are_shaped_like_celeba_and_drawn_from_the_seed() -> None:
+    faces = Faces()
+    assert faces.clients == 7474
+    assert faces.held == 1869 - 1 or faces.held == 1869 or faces.held == 1868
+    x, labels = faces.samples(17)
+    assert x.shape == (faces.count(17), 3, 32, 32)
+    assert x.dtype == np.float32
+    assert -1 <= x.min() < x.max() <= 1
+    assert set(np.unique(labels)) <= {0, 1}
+    assert np.array_equal(x, Faces().samples(17)[0])
+    assert not np.array_equal(x[:5], Faces(seed=1).samples(17)[0][:5])
+    shares = [faces.samples(k)[1].mean() for k in range(200)]
+    assert 0.45 < np.mean(shares) < 0.55
+    assert np.std(shares) > 0.12  # some smile more than others
+    held = faces.held_out(100)
+    assert len(held[1]) == 100
+
+
+def test_a_million_users_cost_nothing() -> None:
+    import tracemalloc
+
+    tracemalloc.start()
+    faces = Faces(1_000_000)
+    faces.samples(999_999)
+    assert tracemalloc.get_traced_memory()[1] < 3e6
+    tracemalloc.stop()
+
+
+def test_npz_is_read_and_kept_memory_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=pixels(50, 8, 8), y=np.arange(50) % 3, users=np.repeat(np.arange(10), 5))
+    found = population(str(path))
+    assert isinstance(found, Dealt)
+    assert isinstance(found.table.x, np.memmap)
+    assert (found.clients, found.shape, found.classes) == (8, (1, 8, 8), 3)
+    x, _ = found.samples(0)
+    assert np.allclose((x + 1) * 127.5, np.round((x + 1) * 127.5), atol=1e-4)
+    np.savez(path, x=pixels(60, 8, 8), y=np.arange(60) % 3)
+    os.utime(path, ns=(1, 1))
+    assert len(population(str(path), partition="iid", clients=6).held_out(999)[1]) == 12  # read again
+
+
+def test_libsvm_is_read_plain_and_gzipped(tmp_path: Path) -> None:
+    text = "".join(f"{1 + k % 2} 1:{k} 3:0.5 # c\n" for k in range(20))
+    (tmp_path / "a.svm").write_text(text)
+    (tmp_path / "a.libsvm.gz").write_bytes(gzip.compress(text.encode()))
+    for name in ("a.svm", "a.libsvm.gz"):
+        found = population(str(tmp_path / name), partition="consecutive", clients=4, held_out=0.2)
+        assert (found.shape, found.classes, found.clients) == ((3,), 2, 4)
+        assert set(found.samples(0)[0][:, 2]) == {0.5}
+
+
+def idx(data: Any) -> bytes:
+    return struct.pack(f">HBB{data.ndim}I", 0, 8, data.ndim, *data.shape) + bytes(data.tobytes())
+
+
+def test_idx_files_keep_their_test_set_apart(tmp_path: Path) -> None:
+    for part, n in (("train", 40), ("t10k", 10)):
+        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(pixels(n, 28, 28))))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx((np.arange(n) % 10).astype(np.uint8)))
+    found = population(str(tmp_path), partition="iid", clients=4)
+    assert (found.shape, found.classes) == ((1, 28, 28), 10)
+    assert sum(found.count(k) for k in range(4)) == 40
+    assert len(found.held_out(99)[1]) == 10
+
+
+def test_cifar_10_is_read_in_its_binary_version(tmp_path: Path) -> None:
+    for name in ("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin"):
+        rows = np.concatenate([(np.arange(20, dtype=np.uint8) % 10)[:, None], pixels(20, 3072)], 1)
+        (tmp_path / name).write_bytes(rows.tobytes())
+    found = population(str(tmp_path), partition="iid", clients=4)
+    assert (found.shape, found.classes) == ((3, 32, 32), 10)
+    raw = np.frombuffer((tmp_path / "test_batch.bin").read_bytes(), np.uint8).reshape(20, 3073)
+    x, labels = found.held_out(99)
+    assert np.array_equal(np.round((x.reshape(20, -1) + 1) * 127.5).astype(np.uint8), raw[:, 1:])
+    assert np.array_equal(labels, raw[:, 0])
+
+
+def picture(path: Path, size: tuple[int, int], colour: tuple[int, int, int]) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def test_folders_named_by_class_are_resized_and_cropped(tmp_path: Path) -> None:
+    for k in range(12):
+        picture(tmp_path / "red" / f"{k}.png", (64, 48), (255, 0, 0))
+        picture(tmp_path / "blue" / f"{k}.jpg", (40, 90), (0, 0, 255))
+    found = population(str(tmp_path), partition="iid", clients=3)
+    assert (found.shape, found.classes) == ((3, 32, 32), 2)
+    x, labels = found.samples(0)
+    assert np.array_equal(x[:, 0].mean((1, 2)) > 0, labels == 1)  # blue, red: by name
+
+
+def leaf(users: dict[str, int], sample: Any) -> bytes:
+    data = {
+        u: {"x": [sample(u, k) for k in range(n)], "y": [k % 2 for k in range(n)]} for u, n in users.items()
+    }
+    return json.dumps({"users": list(users), "num_samples": list(users.values()), "user_data": data}).encode()
+
+
+def test_leaf_json_keeps_its_users_and_its_split(tmp_path: Path) -> None:
+    for part, users in (("train", {"a": 6, "b": 4}), ("test", {"c": 5})):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "all.json").write_bytes(leaf(users, lambda u, k: [k / 10] * 784))
+    found = population(str(tmp_path))
+    assert (found.clients, found.shape) == (2, (1, 28, 28))
+    assert [found.count(k) for k in range(2)] == [6, 4]
+    assert len(found.held_out(99)[1]) == 5
+
+
+def test_leafs_celeba_finds_its_images(tmp_path: Path) -> None:
+    for k in range(6):
+        picture(tmp_path / "raw" / "img_align_celeba" / f"{k}.jpg", (178, 218), (40 * k, 0, 0))
+    (tmp_path / "all_data.json").write_bytes(leaf({"a": 3, "b": 3}, lambda u, k: f"{k + 3 * (u == 'b')}.jpg"))
+    found = population(str(tmp_path / "all_data.json"), held_out=0.5)
+    assert (found.clients, found.shape) == (1, (3, 32, 32))
+
+
+def test_raw_celeba_is_split_by_leafs_rules(tmp_path: Path) -> None:
+    identities: list[str] = []
+    attributes = ["66", "Bald Smiling Young"]
+    for person in range(12):
+        for k in range(6 if person < 10 else 3):  # two have too few
+            name = f"{len(identities):06d}.jpg"
+            picture(tmp_path / "img_align_celeba" / name, (178, 218), (9, 9, 9))
+            identities.append(f"{name} {person}")
+            attributes.append(f"{name} -1 {1 if k % 2 else -1} 1")
+    (tmp_path / "identity_CelebA.txt").write_text("\n".join(identities))
+    (tmp_path / "list_attr_celeba.txt").write_text("\n".join(attributes))
+    found = population(str(tmp_path))
+    assert found.clients == 8
+    assert len(found.held_out(99)[1]) == 12
+    assert [found.count(k) for k in range(8)] == [6] * 8
+    assert found.samples(0)[1].tolist() == [0, 1, 0, 1, 0, 1]
+    import random
+
+    chosen = sorted(random.Random(1549775860).sample(range(10), 8))
+    assert isinstance(found, Dealt)
+    assert found.table.users is not None
+    assert sorted({int(found.table.users[found._order[found._bounds[k]]]) for k in range(8)}) == chosen
+
+
+def test_a_factory_of_the_users_own() -> None:
+    x, y = np.zeros((40, 3), np.float32), np.arange(40) % 2
+    assert population(lambda: (x, y), partition="iid", clients=5).clients == 5
+    assert population(lambda: (x, y, np.arange(40) // 8)).clients == 4
+    assert population(lambda: Faces(7)).clients == 7
+
+
+def write(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "sentence"),
+    [
+        ("a.npz", b"not a zip", "cannot read .*a.npz"),
+        ("a.svm", b"1 2:3\nx y\n", "line 2 of .* is not 'label index:value"),
+        ("a.svm", b"1 0:3\n", "indices start at 1"),
+        ("a.svm", b"", "has no samples"),
+        ("a.svm.gz", b"junk", "cannot read"),
+        ("a.json", b"{}", "cannot read"),
+        ("a.json", b'{"users":["u"],"user_data":{"u":{"x":[],"y":[]}}}', "user 'u' in .* has no samples"),
+    ],
+)
+def test_a_bad_file_gets_one_sentence(tmp_path: Path, name: str, data: bytes, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        population(write(tmp_path / name, data))
+
+
+def test_bad_arrays_get_one_sentence(tmp_path: Path) -> None:
+    x = np.zeros((20, 3), np.float32)
+    for columns, sentence in [
+        ({"x": x}, "must have the arrays x"),
+        ({"x": x, "y": np.arange(19)}, "20 samples and 19 labels"),
+        ({"x": x, "y": np.arange(20) - 1}, "label -1 of sample 0 .* out of range"),
+        ({"x": x, "y": np.arange(20) / 2}, "label 0.5 of sample 1 .* out of range"),
+        ({"x": np.array(["a"] * 20)[:, None], "y": np.arange(20)}, "must be numbers"),
+    ]:
+        np.savez(tmp_path / "a.npz", **columns)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=sentence):
+            population(str(tmp_path / "a.npz"), partition="iid", clients=2)
+
+
+def test_damaged_idx_and_cifar_get_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(pixels(4, 28, 28))[:-1])
+    with pytest.raises(ConfigError, match="cut off or damaged"):
+        population(str(tmp_path))
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"junk")
+    with pytest.raises(ConfigError, match="magic number"):
+        population(str(tmp_path))
+    folder = tmp_path / "cifar"
+    folder.mkdir()
+    (folder / "data_batch_1.bin").write_bytes(b"\x0c" + bytes(3072))
+    with pytest.raises(ConfigError, match=r"label 12 of sample 0 .* from 0 to 9"):
+        population(str(folder))
+    (folder / "data_batch_1.bin").write_bytes(bytes(100))
+    with pytest.raises(ConfigError, match="cut off or damaged"):
+        population(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "sentence"),
+    [
+        ("nowhere.npz", {}, "unknown data 'nowhere.npz'"),
+        ("digits", {"partition": "by-mood"}, "unknown partition"),
+        ("digits", {"partition": "dirichlet:-1"}, "unknown partition"),
+        ("digits", {"partition": "dirichlet:0.001", "clients": 300}, "has no samples"),
+        ("digits", {"partition": "iid", "clients": 5000}, "cannot share"),
+        ("digits", {"held_out": 1.0}, "held_out must be between"),
+        ("digits", {"clients": 0}, "clients must be at least 1"),
+        ("faces", {"partition": "iid"}, "its partition is natural"),
+        (lambda: 3, {}, "returned int"),
+    ],
+)
+def test_a_bad_choice_gets_one_sentence(source: Any, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        population(source, **options)
