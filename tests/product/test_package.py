@@ -35,7 +35,7 @@ def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.Monk
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     if page == "README.md":
         assert blocks
-        assert len([line for line in blocks[0].splitlines() if line.strip()]) <= 20
+        assert len([line for line in blocks[0].splitlines() if line.strip()]) <= 15
     for block in blocks:
         exec(compile(block, page, "exec"), {"__name__": "example"})
     base._parse.cache_clear()

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from qafel.sim.compare import Row
 
 INTERRUPTED = 130
+CLIENTS = 7474
+"""Of a timeline whose settings do not say: those of the paper who train."""
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting, key=value; may be repeated.", metavar="KEY=VALUE"),
@@ -28,25 +30,26 @@ class Live:
     """A progress line: uploads/s, accuracy, MB, staleness, time to go."""
 
     def __init__(self, bar: Any, name: str) -> None:
-        self._bar, self._name, self._task, self._last = bar, name, None, -1.0
+        self._bar, self._name, self._last = bar, name, -1.0
+        self._task = bar.add_task(f"{name}: preparing", total=None, figures="")
+        self._started = False
 
     def __call__(self, run: "Simulation", name: str | None = None) -> None:
         """Show how far the run is."""
         seconds = run.seconds["total"]
-        if name is not None and name != self._name and self._task is not None:
-            self._task, self._last = None, -1.0
-        self._name = name or self._name
-        if self._task is None:
-            self._task = self._bar.add_task(self._name, total=run.settings.uploads, figures="")
+        if name is not None and name != self._name and self._started:
+            self._task, self._last = self._bar.add_task(name, figures=""), -1.0
+        self._name, self._started = name or self._name, True
+        if self._last < 0:
+            self._bar.update(self._task, description=self._name, total=run.settings.uploads)
         if seconds - self._last < 0.2 and self._last >= 0:
             return
         self._last = seconds
         point = run.points[-1] if run.points else None
         figures = (
             f"{run.uploads / seconds if seconds else 0:,.0f}/s  "
-            f"accuracy {100 * point.smoothed if point else 0:.1f} %  "
-            f"{run.bytes_up / 1e6:,.1f} MB up  {run.bytes_down / 1e6:,.1f} MB down  "
-            f"staleness {run.mean_staleness:.1f}"
+            f"{100 * point.smoothed if point else 0:.1f} %  "
+            f"↑{run.bytes_up / 1e6:,.1f} ↓{run.bytes_down / 1e6:,.1f} MB  staleness {run.mean_staleness:.1f}"
         )
         self._bar.update(self._task, completed=run.uploads, figures=figures)
 
@@ -54,12 +57,12 @@ class Live:
 @contextmanager
 def live(name: str, quiet: bool) -> Iterator[Live]:
     """The progress line of a run."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = [
         TextColumn("{task.description}"),
-        BarColumn(16),
-        MofNCompleteColumn(),
+        BarColumn(12),
+        TaskProgressColumn(),
         TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(),
     ]
@@ -139,37 +142,26 @@ def run(
     mode = "broadcast" if s.downlink == "broadcast" else "downloaded"
     show.table(
         f"{s.algorithm}: {s.clients:,} clients, {s.size:,} parameters; ended by {s.reason}",
-        [
-            "",
-            "accuracy",
-            "uploads",
-            "steps",
-            "MB up",
-            f"MB {mode}",
-            "staleness",
-            "in flight",
-            "virtual time",
-            "uploads/s",
-        ],
+        ["algorithm", "accuracy", "uploads", "MB up", f"MB {mode}", "staleness", "in flight", "virtual time"],
         [
             [
                 s.algorithm,
                 f"{100 * s.accuracy:.1f} %",
                 f"{s.uploads:,}",
-                f"{s.version:,}",
                 f"{s.bytes_up / 1e6:,.2f}",
                 f"{s.bytes_down / 1e6:,.2f}",
-                f"{s.staleness['mean']:.1f} (max {s.staleness['max']})",
+                f"{s.staleness['mean']:.1f}",
                 f"{s.concurrency['mean']:.0f}",
                 show.number(s.time),
-                f"{s.uploads / s.seconds['total']:,.0f}",
             ]
         ],
     )
+    speed = f"{s.uploads / s.seconds['total']:,.0f} uploads/s, {s.version:,} server steps"
+    show.console.print(f"\n{speed}", highlight=False)
     if s.target:
         reached = f"{s.target['uploads']:,.0f} uploads, {s.target['bytes_up'] / 1e6:,.2f} MB up"
         show.console.print(f"Target {s.settings['target']} reached after {reached}")
-    show.console.print(f"\nRun folder: {folder}", soft_wrap=True, highlight=False)
+    show.console.print(f"Run folder: {folder}", soft_wrap=True, highlight=False)
     if (folder / "curves.png").exists():
         show.console.print(f"Figure: {folder / 'curves.png'}", soft_wrap=True, highlight=False)
 
@@ -238,7 +230,6 @@ def _ratio(a: float, b: float) -> str:
 def timeline(
     config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None,
     change: Changes = None,
-    clients: Annotated[int, typer.Option("--population", help="Clients to draw from.")] = 7474,
     out: Annotated[
         Path | None, typer.Option("--out", help="Also draw the staleness to this PNG file.")
     ] = None,
@@ -254,7 +245,7 @@ def timeline(
     chosen = sim.read(config, change or ())
     found = study(
         chosen.clock(),
-        clients=chosen.clients or clients,
+        clients=chosen.clients or CLIENTS,
         buffer_size=chosen.job(1).buffer_size,
         max_staleness=chosen.max_staleness,
         seed=chosen.seed,
@@ -270,7 +261,7 @@ def timeline(
     show.table(
         f"{found.events:,} events, {found.uploads:,} uploads in {found.time:,.1f} units of time",
         [
-            "",
+            "clock",
             "in flight (mean)",
             "staleness (mean)",
             "staleness (max)",
@@ -281,7 +272,7 @@ def timeline(
         ],
         [
             [
-                "timeline",
+                chosen.clock().arrivals,
                 f"{found.concurrency:.1f}",
                 f"{mean:.2f}",
                 f"{len(found.staleness) - 1}",

@@ -42,7 +42,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     widths = [max(body[k], len(column)) for k, column in enumerate(columns)]
     room, gap = console.width if console.is_terminal else 160, "  "
     if sum(widths) + 2 * len(widths) > room:
-        widths, gap = [max(body[k], *map(len, column.split())) for k, column in enumerate(columns)], " "
+        widths, gap = [max([body[k], *map(len, column.split())]) for k, column in enumerate(columns)], " "
         widths[0] = max(FOLDED, min(widths[0], room - sum(widths[1:]) - len(widths)))
     console.print(title, style="italic", soft_wrap=True, highlight=False)
     for index, row in enumerate([list(columns), *cells]):

@@ -50,13 +50,17 @@ class Timelines(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """The peak resident memory of all processes together, each counted in full."""
+    """The peak resident memory of all processes together."""
 
     name: str
+    model: str
     clients: int
     in_flight: int
     processes: int
     megabytes: float
+    """Memory that processes share is counted once (PSS)."""
+    megabytes_in_full: float
+    """The sum of each process's own peak (VmHWM): what they share is counted in each."""
     spilled_megabytes: float
 
 
@@ -177,14 +181,14 @@ def timelines(rounds: int) -> Iterator[Timelines]:
 
 
 MEMORY: dict[str, dict[str, Any]] = {
-    "a million clients, 10,000 in flight, cnn": {
+    "million": {
         "clients": 1_000_000,
         "arrivals": "refill",
         "concurrency": 10_000,
         "uploads": 2000,
         "evaluate_every": 2000,
     },
-    "resnet18, 1,000 in flight": {
+    "resnet18": {
         "model": "resnet18",
         "arrivals": "refill",
         "concurrency": 1000,
@@ -198,36 +202,43 @@ MEMORY: dict[str, dict[str, Any]] = {
 
 
 def memory(name: str, out: Path, progress: Callable[[Simulation], None]) -> Memory:
-    """Run one of MEMORY, and look at the memory of this process and its workers."""
+    """Run one of MEMORY in this process and its workers, and look at their memory while it runs."""
     from qafel.sim.folder import RunFolder
 
     settings = Settings(**MEMORY[name])
     learner = settings.learner()
     folder = RunFolder.create(out, settings.to_toml())
-    peaks: list[int] = []
+    peaks: list[float] = []
+    shared, seen = 0.0, 0.0
 
     def tell(run: Simulation) -> None:
+        nonlocal shared, seen
         progress(run)
+        pids = ["self", *map(str, run.pool.processes)]
+        if run.seconds["total"] - seen > 0.5 or run.reason:
+            seen = run.seconds["total"]
+            shared = max(shared, sum(_kilobytes(pid, "smaps_rollup", "Pss:") for pid in pids))
         if run.reason:  # the last event, while the workers live
-            peaks.extend(peak_bytes(str(pid)) for pid in ("self", *run.pool.processes))
+            peaks.extend(_kilobytes(pid, "status", "VmHWM:") for pid in pids)
 
     run = Simulation(settings, learner, folder=folder, layout=learner.layout, progress=tell)
     run.run()
     folder.close()
     return Memory(
         name=name,
+        model=settings.model,
         clients=learner.clients,
         in_flight=run.peak,
         processes=len(peaks),
-        megabytes=sum(peaks) / 1e6,
+        megabytes=shared * 1.024e-3,
+        megabytes_in_full=sum(peaks) * 1.024e-3,
         spilled_megabytes=run.frames.spilled / 1e6,
     )
 
 
-def peak_bytes(pid: str) -> int:
-    """The most memory a process was resident with."""
+def _kilobytes(pid: str, file: str, field: str) -> float:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        lines = Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise QafelError("memory is measured through /proc, which this system does not have") from error
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return float(next(line.split()[1] for line in lines if line.startswith(field)))
