@@ -82,8 +82,8 @@ def sim(
     engine: Annotated[
         list[str] | None, typer.Option("--engine", help="Engines to time; all there are when left out.")
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds; a ratio is the median over them.")] = 5,
-    uploads: Annotated[int, typer.Option("--uploads", help="Uploads of each round.")] = 600,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds; a ratio is the median over them.")] = 3,
+    uploads: Annotated[int, typer.Option("--uploads", help="Uploads of each round.")] = 1500,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
     json: show.Json = False,
 ) -> None:
