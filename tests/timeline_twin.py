@@ -139,5 +139,7 @@ def walk(
             arrivals += 1
             following = arrivals / clock.rate if mode == "constant" else following + gap()
             capped = clock.concurrency is not None and in_flight >= clock.concurrency
-            if not capped and not (clock.sampling == "idle" and in_flight >= clients):
+            if capped or (clock.sampling == "idle" and in_flight >= clients):
+                yield ("away", now, -1, -1, -1, -1)
+            else:
                 yield start(None)

@@ -245,6 +245,31 @@ def test_a_full_disk_ends_in_one_sentence_and_no_result(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+def test_a_run_is_not_resumed_with_other_data(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder, path = tmp_path / "run", tmp_path / "data.npz"
+    np.savez(path, x=rng.random((400, 5), dtype=np.float32), y=np.arange(400) % 2)
+    settings = [
+        "--set",
+        f"data={path}",
+        "--set",
+        "model=mlp",
+        "--set",
+        "uploads=100000",
+        "--out",
+        str(folder),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qafel", "run", *settings, "--checkpoint", "0.1"], stderr=subprocess.DEVNULL
+    )
+    while not (folder / "checkpoint.bin").exists():
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    np.savez(path, x=rng.random((400, 5), dtype=np.float32), y=np.arange(400) % 2)
+    assert "the data or the model is not what it was" in qafel("run", "--resume", str(folder), code=2).stderr
+
+
 def test_a_damaged_checkpoint_gets_one_sentence(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "qafel", "run", *SMALL, "--set", "uploads=50000", "--out", str(folder)]

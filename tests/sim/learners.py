@@ -22,6 +22,7 @@ class Quadratic:
     """Clients pull x towards their optimum; the verdict counts coordinates near the middle one."""
 
     def __init__(self, clients: int = 7, size: int = SIZE) -> None:
+        self.fingerprint = 0
         self.clients, self.x, self.chunks, self.held_out = clients, np.zeros(size, np.float32), 2, size
 
     def prepare(self) -> None:

@@ -39,6 +39,11 @@ def test_a_checkpoint_speaks_of_frames_that_later_ones_do_not_overwrite(tmp_path
     again = Frames(tmp_path / "frames.bin", budget=0)
     again.restore(saved)
     assert [again.pop(task) for task in range(10)] == [bytes([task]) * 5000 for task in range(10)]
+    again.commit()
+    end = again.spilled
+    for task in range(10):
+        again.put(task, b"y" * 5000)
+    assert again.spilled == end  # places are found again after a resume
     again.close()
 
 

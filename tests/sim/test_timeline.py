@@ -15,7 +15,7 @@ from qafel import ConfigError
 from qafel.sim import Clock, Timeline
 from qafel.sim.timeline import study
 
-KINDS = ("start", "never", "trained", "report", "lost", "deliver")
+KINDS = ("start", "never", "trained", "report", "lost", "deliver", "away")
 
 
 def rows(timeline: Timeline, count: int) -> list[timeline_twin.Row]:

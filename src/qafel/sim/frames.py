@@ -8,10 +8,23 @@ import os
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from qafel.errors import QafelError
 
 PAGE = 4096
 BUDGET = 256 << 20
+
+
+class State(msgspec.Struct, array_like=True):
+    """What a checkpoint says about frames in flight."""
+
+    memory: dict[int, bytes]
+    places: dict[int, tuple[int, int]]
+    """(place, length) by task."""
+    free: list[tuple[int, int]]
+    """(size, place)."""
+    end: int
 
 
 class Frames:
@@ -78,18 +91,19 @@ class Frames:
             self._free.setdefault(size, []).append(place)
         self._freed.clear()
 
-    def state(self) -> tuple[list[tuple[int, bytes]], list[tuple[int, int, int]], int]:
-        """Frames in memory; (task, place, length) of those in the file, which is on the disk now; its end."""
+    def state(self) -> State:
+        """Frames in memory, and what is where in the file, which is on the disk now."""
         if self._file is not None:
             os.fsync(self._file)
-        return list(self._memory.items()), [(t, *place) for t, place in self._places.items()], self._end
+        free = [(size, place) for size, places in self._free.items() for place in places]
+        return State(dict(self._memory), dict(self._places), [*free, *self._freed], self._end)
 
-    def restore(self, state: tuple[list[tuple[int, bytes]], list[tuple[int, int, int]], int]) -> None:
-        """Continue from ``state``; places that nobody speaks of are free."""
-        memory, places, self._end = state
-        self._memory = dict(memory)
+    def restore(self, state: State) -> None:
+        """Continue from ``state``: what was put into the file since then is forgotten."""
+        self._memory, self._places, self._end = dict(state.memory), dict(state.places), state.end
         self._used = sum(map(len, self._memory.values()))
-        self._places = {task: (place, length) for task, place, length in places}
+        self._free, self._freed = {}, list(state.free)
+        self.commit()
 
     def close(self) -> None:
         """Close the file, and remove it where it was only ours."""

@@ -8,7 +8,7 @@ known to be there.
 import numpy as np
 from numba import njit
 
-START, NEVER, TRAINED, REPORT, LOST, DELIVER = 0, 1, 2, 3, 4, 5
+START, NEVER, TRAINED, REPORT, LOST, DELIVER, AWAY = range(7)
 FULL, NEEDS_ARRIVALS, NEEDS_DRAWS, NEEDS_CLIENTS, NEEDS_ROOM, ENDED, ASKS = 0, 1, 2, 3, 4, 5, 6
 OPEN, REFILL, CLOSED, ROUNDS = 0, 1, 2, 3
 
@@ -24,13 +24,12 @@ OPEN, REFILL, CLOSED, ROUNDS = 0, 1, 2, 3
     ARRIVAL,
     CLIENT,
     PUSHES,
-    TURNED_AWAY,
     PENDING,
     FORCED,
     PEAK,
     DRAWN,
-) = range(15)
-COUNTERS = 15
+) = range(14)
+COUNTERS = 14
 NOW, AREA, LENGTH = 0, 1, 2
 CLOCKS = 3
 
@@ -161,7 +160,8 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
             if kind == DELIVER:
                 counters[DELIVERED] = slot
                 kinds[n], times[n] = DELIVER, now
-                whose[n, 0], whose[n, 1], whose[n, 2], whose[n, 3], whose[n, 4] = -1, -1, -1, slot, -1
+                whose[n, :] = -1
+                whose[n, 3] = slot
                 n += 1
                 if mode == ROUNDS:
                     counters[PENDING], counters[FORCED] = buffer_size, -1
@@ -198,7 +198,9 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
             k = counters[ARRIVAL]
             counters[ARRIVAL] += 1
             if (cap > 0 and counters[IN_FLIGHT] >= cap) or (idle and counters[IN_FLIGHT] >= population):
-                counters[TURNED_AWAY] += 1
+                kinds[n], times[n] = AWAY, following
+                whose[n, :] = -1
+                n += 1
                 continue
             counters[PENDING], counters[FORCED] = 1, start_clients[k]
             clocks[LENGTH] = start_lengths[k]

@@ -48,6 +48,8 @@ class Learner(Protocol):
 
     x: Vector
     clients: int
+    fingerprint: int
+    """Of the data and the model, to notice when a run is resumed with others."""
 
     @property
     def chunks(self) -> int:

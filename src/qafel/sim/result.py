@@ -138,7 +138,7 @@ def summarise(run: Simulation, provenance: dict[str, Any]) -> Summary:
         concurrency={"mean": run.area / run.time if run.time else 0.0, "max": float(run.peak)},
         rejected=dict(run.server.rejections),
         lost=run.lost,
-        turned_away=run.timeline.turned_away,
+        turned_away=run.turned_away,
         target=reached,
         seconds={name: round(value, 4) for name, value in seconds.items()},
         workers=run.workers,

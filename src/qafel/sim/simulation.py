@@ -9,6 +9,7 @@ the server, the timeline, the followers' x̂ and the frames in flight; a run tha
 same bytes as one that was never interrupted.
 """
 
+import os
 import signal
 import statistics
 import threading
@@ -28,6 +29,7 @@ from qafel.hidden import digest
 from qafel.server import Accepted, Server, Stepped
 from qafel.sim.folder import RunFolder
 from qafel.sim.frames import Frames
+from qafel.sim.frames import State as FramesState
 from qafel.sim.pool import Here, Learner, Workers
 from qafel.sim.settings import Settings, cores
 from qafel.sim.timeline import Event, Timeline
@@ -58,10 +60,11 @@ class Point(msgspec.Struct, frozen=True):
 
 class _Saved(msgspec.Struct, array_like=True):
     settings: str
+    fingerprint: int
     server: bytes
     follower: bytes
     timeline: bytes
-    frames: tuple[list[tuple[int, bytes]], list[tuple[int, int, int]], int]
+    frames: FramesState
     sent: list[bytes]
     known: bytes
     counts: dict[str, int | float]
@@ -85,7 +88,8 @@ class Simulation:
         progress: Callable[["Simulation"], None] = lambda _: None,
     ) -> None:
         self.settings, self.learner, self.folder, self._progress = settings, learner, folder, progress
-        self.workers = cores() if workers is None else workers
+        default = cores() if hasattr(os, "fork") else 1
+        self.workers = default if workers is None else workers
         self._checkpoint_seconds = checkpoint_seconds
         if self.workers < 1:
             raise ConfigError(f"workers must be at least 1, not {workers}")
@@ -103,7 +107,8 @@ class Simulation:
         self.frames = Frames(folder.frames if folder else None)
         self.points: list[Point] = []
         self.staleness: Counter[int] = Counter()
-        self.uploads = self.bytes_up = self.bytes_down = self.lost = self.in_flight = self.peak = 0
+        self.uploads = self.bytes_up = self.bytes_down = 0
+        self.lost = self.turned_away = self.in_flight = self.peak = 0
         self.time = self.area = 0.0
         self.residual = 0.0
         self.reason: str | None = None
@@ -158,9 +163,11 @@ class Simulation:
 
     def _handle(self, event: Event) -> None:
         k = self.timeline._k
-        self.area += self.in_flight * (event.time - self.time)
-        self.time = event.time
-        if self.settings.time_limit is not None and event.time >= self.settings.time_limit:
+        limit = self.settings.time_limit
+        now = event.time if limit is None else min(event.time, limit)
+        self.area += self.in_flight * (now - self.time)
+        self.time = now
+        if limit is not None and event.time >= limit:
             self.reason = "time limit"
             return
         if event.kind == k.REPORT:
@@ -183,6 +190,8 @@ class Simulation:
             download = self._download(event)
             if self.timeline.asks:
                 self.timeline.answer(download)
+        elif event.kind == k.AWAY:
+            self.turned_away += 1
         else:
             self.in_flight -= 1
             self.lost += 1
@@ -306,10 +315,22 @@ class Simulation:
             raise StateError("a run without a folder cannot be saved")
         began = time.perf_counter()
         self.pool.settle()
-        names = ("uploads", "bytes_up", "bytes_down", "lost", "in_flight", "peak", "time", "area", "residual")
+        names = (
+            "uploads",
+            "bytes_up",
+            "bytes_down",
+            "lost",
+            "turned_away",
+            "in_flight",
+            "peak",
+            "time",
+            "area",
+            "residual",
+        )
         counts = {name: getattr(self, name) for name in names}
         saved = _Saved(
             settings=self.settings.to_toml(),
+            fingerprint=self.learner.fingerprint,
             server=self.server.state(),
             follower=self._follower.state(),
             timeline=self.timeline.state(),
@@ -332,6 +353,8 @@ class Simulation:
         saved = wire.unpack(body, msgspec.msgpack.Decoder(_Saved))
         if saved.settings != self.settings.to_toml():
             raise StateError("the checkpoint belongs to a run with other settings")
+        if saved.fingerprint != self.learner.fingerprint:
+            raise StateError("the data or the model is not what it was when the run began; start it anew")
         self.server = Server.from_state(saved.server)
         self._follower = Client.from_state(saved.follower)
         self.timeline.restore(saved.timeline)

@@ -37,10 +37,11 @@ EVENTS = 4096
 
 
 class Event(NamedTuple):
-    """What happens: ``kind`` is one of qafel.sim.kernels' START, NEVER, TRAINED, REPORT, LOST, DELIVER.
+    """What happens: ``kind`` is one of qafel.sim.kernels' START, NEVER, TRAINED, REPORT, LOST, DELIVER, AWAY.
 
     ``number`` counts the client's own tasks; ``version`` is where a task starts from, its staleness when it
-    reports, and the version that is delivered. NEVER is the start of a task that will be LOST.
+    reports, and the version that is delivered. NEVER is the start of a task that will be LOST,
+    AWAY an arrival that found the concurrency reached.
     """
 
     kind: int
@@ -199,11 +200,6 @@ class Timeline:
         return float(self._clocks[self._k.AREA]) / self.now if self.now else 0.0
 
     @property
-    def turned_away(self) -> int:
-        """Arrivals that found the concurrency reached."""
-        return int(self._counters[self._k.TURNED_AWAY])
-
-    @property
     def columns(self) -> tuple[Any, Any, Any]:
         """(kinds, times, [task, client, number, version or staleness, slot]) of the block computed last."""
         return self._events
@@ -333,7 +329,7 @@ def study(
         clock, clients=clients, buffer_size=buffer_size, max_staleness=max_staleness, seed=seed
     )
     k, most = timeline._k, float("inf") if max_staleness is None else max_staleness
-    events = reports = lost = rejected = 0
+    events = reports = lost = rejected = away = 0
     histogram = np.zeros(0, np.int64)
     ended = False
     while reports < uploads and not ended:
@@ -343,6 +339,7 @@ def study(
         events, reports = events + count, reports + len(staleness)
         lost += int((kinds[:count] == k.LOST).sum())
         rejected += int((staleness > most).sum())
+        away += int((kinds[:count] == k.AWAY).sum())
         found = np.bincount(staleness[staleness <= most], minlength=len(histogram))
         found[: len(histogram)] += histogram
         histogram = found
@@ -355,5 +352,5 @@ def study(
         staleness=histogram.tolist(),
         lost=lost,
         rejected=rejected,
-        turned_away=timeline.turned_away,
+        turned_away=away,
     )

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from qafel import wire
 from qafel.client import Task
 from qafel.errors import ConfigError
 from qafel.tasks.data.table import Population
@@ -39,6 +40,8 @@ class Learner:
         module = models.model(model, population.shape, population.classes, seed)
         self.layout: Layout = models.layout(module)
         self.x: Vector = models.flat(module)
+        held = wire.fingerprint(self._held_x.tobytes(), self.clients)
+        self.fingerprint = wire.fingerprint(self.x.tobytes() + self._held_labels.tobytes(), held)
         import torch
 
         threads = torch.get_num_threads()
