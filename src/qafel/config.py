@@ -66,9 +66,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.layout is not None and self.layout.size != self.size:
             raise ConfigError(f"the layout has {self.layout.size} coordinates, the job {self.size}")
         if not 1 <= self.buffer_size < 1 << 31:
-            raise ConfigError(f"buffer_size must be at least 1, not {self.buffer_size}")
+            raise ConfigError(f"buffer_size must be at least 1 and below 2³¹, not {self.buffer_size}")
         if not 0 < self.server_rate < 3.4e38:
-            raise ConfigError(f"server_rate must be positive, not {self.server_rate}")
+            raise ConfigError(f"server_rate must be positive and finite, not {self.server_rate}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be at least 0 and below 1, not {self.momentum}")
         if self.max_staleness is not None and not 0 <= self.max_staleness < 1 << 40:

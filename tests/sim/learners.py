@@ -28,6 +28,9 @@ class Quadratic:
     def prepare(self) -> None:
         """Nothing to prepare."""
 
+    def release(self) -> None:
+        """Nothing to give back."""
+
     def samples(self, client: int) -> int:
         return client
 

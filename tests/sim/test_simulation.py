@@ -258,3 +258,106 @@ def test_an_error_in_local_training_is_one_sentence_with_its_traceback_kept() ->
     with pytest.raises(WorkerError, match="local training failed: RuntimeError: no luck") as caught:
         run(workers=2, learner=Faulty())
     assert "Traceback" in caught.value.remote
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, KeyError])
+def test_whatever_a_users_code_raises_is_one_sentence(workers: int, kind: type[Exception]) -> None:
+    from qafel.sim.pool import WorkerError
+
+    class Faulty(Quadratic):
+        def delta(self, task: Any, samples: Any) -> Any:
+            raise kind("bad luck")
+
+    with pytest.raises(WorkerError, match=f"local training failed: {kind.__name__}: .*bad luck"):
+        run(workers=workers, learner=Faulty())
+
+
+def test_a_run_stopped_in_python_is_resumed_and_read_in_the_same_process(tmp_path: Path) -> None:
+    import torch
+
+    from qafel import sim
+
+    shared: dict[str, Any] = {
+        "data": "digits",
+        "model": "softmax",
+        "clients": 30,
+        "uploads": 60,
+        "workers": 1,
+    }
+    threads = torch.get_num_threads()
+    whole = simulate(**shared)
+    with pytest.raises(sim.Stopped, match="--resume"):
+        simulate(out=tmp_path / "run", progress=lambda r: setattr(r, "_stop", r.uploads >= 20), **shared)
+    result = sim.resume(str(tmp_path / "run"), workers=1)
+    assert result.summary.digest == whole.summary.digest
+    assert torch.get_num_threads() == threads
+    again = sim.load(str(tmp_path / "run"))
+    assert again.points == result.points
+    assert all(np.array_equal(again.parameters()[k], v) for k, v in result.parameters().items())
+
+
+def test_frames_that_were_lost_are_noticed_when_a_run_is_resumed(tmp_path: Path) -> None:
+    from qafel import StateError
+
+    settings = Settings(uploads=200, evaluate_every=50, buffer_size=4)
+    folder = RunFolder.create(tmp_path / "run", settings.to_toml())
+    first = Simulation(settings, Quadratic(), workers=1, folder=folder)
+    first.frames._budget = 0
+    first._progress = lambda run: setattr(run, "_stop", run.uploads >= 50)
+    first.run()
+    saved = folder.checkpoint()
+    assert saved is not None
+    second = Simulation(settings, Quadratic(), workers=1, folder=folder)
+    second.frames._budget = 0
+    second.resume(saved)
+    second.run()
+    assert second.digest == run(rate=100.0).digest
+    folder.frames.unlink()
+    third = Simulation(settings, Quadratic(), workers=1, folder=folder)
+    third.resume(saved)
+    with pytest.raises(StateError, match="not what it was"):
+        third.run()
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"data": 5}, "data must be text or a function"),
+        ({"model": None}, "model must be text or a function"),
+        ({"clients": -5}, "clients must be at least 1"),
+        ({"concurrency": 10**30}, "concurrency must be at least 1 and below"),
+        ({"local_rate": float("inf"), "data": "digits", "model": "mlp"}, "positive and finite"),
+        ({"device": "cpu:x", "data": "digits", "model": "mlp"}, "unknown device"),
+        ({"data": lambda: 1 / 0}, "the data factory failed: ZeroDivisionError"),
+        ({"model": lambda: 1 / 0, "data": "digits"}, "the model factory failed: ZeroDivisionError"),
+        ({"data": lambda: (np.full((50, 2), np.nan), np.arange(50) % 2)}, "sample 0 .* not finite"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
+    from qafel import ConfigError
+
+    with pytest.raises(ConfigError, match=sentence):
+        simulate(uploads=10, **values)
+
+
+def test_numpy_numbers_and_paths_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.random.default_rng(0).random((100, 3)), y=np.arange(100) % 2)
+    result = simulate(
+        data=path, model="logistic", clients=np.int64(12), local_rate=np.float64(0.1), uploads=20, workers=1
+    )
+    assert result.summary.clients == 12
+
+
+def test_a_model_that_keeps_state_in_buffers_is_refused() -> None:
+    from torch import nn
+
+    from qafel import ConfigError
+
+    def net(shape: Any, classes: int) -> Any:
+        return nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(64, classes)))
+
+    with pytest.raises(ConfigError, match="changes its buffers"):
+        simulate(data="digits", model=net, uploads=10)

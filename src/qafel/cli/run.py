@@ -1,5 +1,6 @@
 """``qafel run``, ``qafel compare`` and ``qafel timeline``."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -219,12 +220,14 @@ def print_comparison(rows: "list[Row]", title: str) -> None:
 
 
 def _spread(pair: tuple[float, float], unit: float, digits: int, runs: int) -> str:
+    if math.isnan(pair[0]):
+        return "–"
     mean = f"{pair[0] * unit:,.{digits}f}"
     return mean if runs == 1 else f"{mean} ± {pair[1] * unit:,.{digits}f}"
 
 
 def _ratio(a: float, b: float) -> str:
-    return f"{a / b:.2f}×" if b else "–"
+    return f"{a / b:.2f}×" if b and not math.isnan(a / b) else "–"
 
 
 def timeline(
@@ -275,7 +278,7 @@ def timeline(
                 chosen.clock().arrivals,
                 f"{found.concurrency:.1f}",
                 f"{mean:.2f}",
-                f"{len(found.staleness) - 1}",
+                f"{max(0, len(found.staleness) - 1)}",
                 f"{found.steps:,}",
                 f"{found.lost:,}",
                 f"{found.turned_away:,}",

@@ -5,14 +5,16 @@
 ended.
 """
 
-import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from qafel.errors import ConfigError, FrameError, QafelWarning, StateError
 from qafel.records import provenance
+from qafel.sim import output
 from qafel.sim.clock import Clock
 from qafel.sim.folder import RunFolder
 from qafel.sim.result import Result, Summary, load, summarise
@@ -27,6 +29,7 @@ __all__ = [
     "Result",
     "Settings",
     "Simulation",
+    "Stopped",
     "Summary",
     "Timeline",
     "load",
@@ -61,6 +64,7 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Result:
     """Run these settings; in a folder, save the run every so many seconds."""
+    output.check(tensorboard)
     learner = chosen.learner()
     folder = None if out is None else RunFolder.create(out, chosen.to_toml())
     try:
@@ -76,9 +80,11 @@ def run(
         return _finish(simulation, tensorboard)
     except BaseException:
         if folder is not None and folder.checkpoint() is None:
-            folder.close()
-            shutil.rmtree(folder.path, ignore_errors=True)  # nothing in it to go on from
+            folder.remove()  # nothing in it to go on from
         raise
+    finally:
+        if folder is not None:
+            folder.close()
 
 
 def resume(
@@ -94,44 +100,46 @@ def resume(
 
     A run whose data or model was a function that cannot be imported gets them again: ``model=…, data=…``.
     """
+    output.check(tensorboard)
     folder = RunFolder.open(Path(out))
-    chosen = read(folder.path / "config.toml")
-    config = chosen.to_toml()
-    if functions:
-        import msgspec
+    try:
+        chosen = read(folder.path / "config.toml")
+        config = chosen.to_toml()
+        if functions:
+            chosen = msgspec.structs.replace(chosen, **functions)
+        if chosen.to_toml() != config:
+            raise ConfigError("a run is resumed with its own settings; only functions are handed in again")
+        learner = chosen.learner()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", QafelWarning)
+            simulation = Simulation(
+                chosen,
+                learner,
+                workers=workers,
+                folder=folder,
+                layout=learner.layout,
+                checkpoint_seconds=checkpoint_seconds,
+                progress=progress,
+            )
+            saved = folder.checkpoint()
+            if saved is None:
+                folder.truncate(0)
+            else:
+                _restore(simulation, saved)
+        return _finish(simulation, tensorboard)
+    finally:
+        folder.close()
 
-        chosen = msgspec.structs.replace(chosen, **functions)
-    if chosen.to_toml() != config:
-        raise ConfigError("a run is resumed with its own settings; only functions are handed in again")
-    learner = chosen.learner()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", QafelWarning)
-        simulation = Simulation(
-            chosen,
-            learner,
-            workers=workers,
-            folder=folder,
-            layout=learner.layout,
-            checkpoint_seconds=checkpoint_seconds,
-            progress=progress,
-        )
-        saved = folder.checkpoint()
-        if saved is None:
-            folder.truncate(0)
-        else:
-            try:
-                simulation.resume(saved)
-            except FrameError as error:
-                raise StateError(
-                    f"the checkpoint in {folder.path} is damaged: {error}; start the run anew"
-                ) from error
-    return _finish(simulation, tensorboard)
+
+def _restore(simulation: Simulation, saved: bytes) -> None:
+    try:
+        simulation.resume(saved)
+    except FrameError as error:
+        raise StateError(f"the checkpoint is damaged: {error}; start the run anew") from error
 
 
 def _finish(simulation: Simulation, tensorboard: bool) -> Result:
     """Run to the end, and write down what came out."""
-    from qafel.sim import output
-
     simulation.run()
     if simulation.stopped:
         folder = simulation.folder
@@ -142,6 +150,7 @@ def _finish(simulation: Simulation, tensorboard: bool) -> Result:
     folder = simulation.folder
     result = Result(summary, simulation.points, simulation.x.copy(), layout, folder.path if folder else None)
     if folder is not None:
+        simulation.checkpoint()  # what follows may fail, and the run is done
         output.write(folder, result, tensorboard=tensorboard)
     return result
 

@@ -41,7 +41,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("rate", "slow_factor", "up_bandwidth", "down_bandwidth"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be positive, not {value}")
+                raise ConfigError(f"{name} must be positive and finite, not {value}")
         if not 0 <= self.slow_fraction <= 1:
             raise ConfigError(f"slow_fraction must be from 0 to 1, not {self.slow_fraction}")
         if not 0 <= self.dropouts < 1:
@@ -100,7 +100,7 @@ def trace(path: Path, clients: int) -> tuple[Times, Numbers, Times]:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"cannot read the trace {path}: {error}") from error

@@ -40,8 +40,9 @@ def groups(names: Sequence[str], changes: Iterable[str], seeds: int) -> dict[str
     for name in names:
         path = Path(name)
         what: Path | list[Settings]
-        if path.is_dir():
+        if path.is_dir() and (name not in ALGORITHMS or (path / "summary.json").exists()):
             label, what = path.name, path
+            load(path)
         else:
             if name in ALGORITHMS:
                 chosen = read(None, [f"algorithm={name}", *changes])
@@ -65,6 +66,9 @@ def compare(
     progress: Callable[[str, Simulation], None] = lambda _name, _run: None,
 ) -> Groups:
     """Run what has not been run; what lies finished in ``out`` is taken, what was interrupted goes on."""
+    for name, what in wanted.items():
+        for chosen in [] if isinstance(what, Path) else what:
+            _check(chosen, out / f"{name}-seed{chosen.seed}")
     results: Groups = {}
     for name, what in wanted.items():
         if isinstance(what, Path):
@@ -81,13 +85,16 @@ def compare(
     return results
 
 
-def _one(chosen: Settings, folder: Path, workers: int | None, tell: Callable[[Simulation], None]) -> Result:
+def _check(chosen: Settings, folder: Path) -> None:
     config = folder / "config.toml"
     if config.exists() and config.read_text(encoding="utf-8") != chosen.to_toml():
         raise ConfigError(f"{folder} holds a run with other settings; choose another --out")
+
+
+def _one(chosen: Settings, folder: Path, workers: int | None, tell: Callable[[Simulation], None]) -> Result:
     if (folder / "summary.json").exists():
         return load(folder)
-    if config.exists():
+    if (folder / "config.toml").exists():
         return sim.resume(folder, workers=workers, progress=tell)
     return sim.run(chosen, folder, workers=workers, progress=tell)
 
@@ -100,7 +107,7 @@ def table(results: Groups) -> list[Row]:
 def _row(name: str, runs: list[Result]) -> Row:
     target = runs[0].summary.settings.get("target")
     there = [run for run in runs if run.summary.target is not None]
-    if target is None or not there:
+    if target is None:
         costs = {c: mean_std([getattr(run.summary, c) for run in runs]) for c in COLUMNS[1:]}
     else:
         costs = {c: mean_std([(run.summary.target or {})[c] for run in there]) for c in COLUMNS[1:]}

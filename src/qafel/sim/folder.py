@@ -11,6 +11,7 @@ A folder without summary.json is a run that has not ended: it can be resumed, an
 """
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,11 +38,15 @@ class RunFolder:
                 f"{path} exists and is not an empty folder; choose another --out, or --resume it"
             )
         folder = cls(path)
-        with folder._writing():
+        try:
             path.mkdir(parents=True, exist_ok=True)
             folder.lock()
             (path / "config.toml").write_text(config, encoding="utf-8")
             folder.metrics.write_bytes(b"")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to {path} ({error.strerror or error}); choose another --out"
+            ) from error
         return folder
 
     @classmethod
@@ -80,7 +85,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._lock)
+            self.close()
             raise ConfigError(
                 f"another process is running in {self.path}; wait for it, or choose another --out"
             ) from None
@@ -132,6 +137,11 @@ class RunFolder:
         for path in (self.path / "checkpoint.bin", self.frames):
             path.unlink(missing_ok=True)
         self.close()
+
+    def remove(self) -> None:
+        """Take the folder away."""
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
         """Let go of the files."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from qafel.errors import QafelError
+from qafel.errors import QafelError, StateError
 
 PAGE = 4096
 BUDGET = 256 << 20
@@ -79,7 +79,10 @@ class Frames:
             return frame
         place, length = self._places.pop(task)
         self._freed.append((-(-length // PAGE) * PAGE, place))
-        return os.pread(self._open(), length, place)
+        frame = os.pread(self._open(), length, place)
+        if len(frame) != length:
+            raise StateError(f"{self._path} is not what it was when the run was saved; start the run anew")
+        return frame
 
     def size(self, task: int) -> int:
         """The length of a frame."""

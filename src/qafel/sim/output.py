@@ -1,17 +1,25 @@
 """What a run leaves in its folder: the model, the figures, and last of all the summary."""
 
+import importlib.util
+
 from qafel import report
 from qafel.errors import MissingExtraError
 from qafel.sim.folder import RunFolder
 from qafel.sim.result import Result
 
 
+def check(tensorboard: bool) -> None:
+    """Complain before the run, not after it, when something is missing to write down what came out."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise MissingExtraError("saving models", "torch")
+    if tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtraError("exporting to TensorBoard", "tensorboard")
+
+
 def write(folder: RunFolder, result: Result, *, tensorboard: bool = False) -> None:
     """Everything, the summary last: without it, the folder is not a result."""
-    try:
-        from safetensors.numpy import save
-    except ImportError as error:
-        raise MissingExtraError("saving models", "torch") from error
+    from safetensors.numpy import save
+
     folder.write("model.safetensors", save(result.parameters(), {"digest": result.summary.digest}))
     with folder._writing():
         try:
@@ -27,10 +35,8 @@ def write(folder: RunFolder, result: Result, *, tensorboard: bool = False) -> No
 
 def export(folder: RunFolder, result: Result) -> None:
     """The measurements for TensorBoard, in the folder's ``tensorboard``."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingExtraError("exporting to TensorBoard", "tensorboard") from error
+    from torch.utils.tensorboard import SummaryWriter
+
     with folder._writing(), SummaryWriter(str(folder.path / "tensorboard")) as writer:
         for point in result.points:
             for name in (

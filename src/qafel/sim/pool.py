@@ -11,6 +11,7 @@ version is overwritten when no task needs it any more. Pipes only carry numbers.
 nothing in the result: a task is named by its client and number, and so is its randomness.
 """
 
+import contextlib
 import mmap
 import multiprocessing
 import os
@@ -61,6 +62,9 @@ class Learner(Protocol):
 
     def prepare(self) -> None:
         """Called once in the process that trains."""
+
+    def release(self) -> None:
+        """Called in a process that trained and goes on with something else."""
 
     def samples(self, client: int) -> Any:
         """The samples of a client."""
@@ -121,7 +125,13 @@ class Here:
 
     def start(self, task: int, client: int, number: int, version: int) -> None:
         """See the module."""
-        self._frames.put(task, self._trainer.train(client, number, version, self._x))
+        try:
+            frame = self._trainer.train(client, number, version, self._x)
+        except QafelError:
+            raise
+        except Exception as error:
+            raise WorkerError(_sentence(error), traceback.format_exc()) from error
+        self._frames.put(task, frame)
 
     def wait(self, task: int) -> None:
         """See the module."""
@@ -140,6 +150,7 @@ class Here:
 
     def close(self) -> None:
         """See the module."""
+        self._learner.release()
 
 
 class _Shared:
@@ -172,6 +183,8 @@ class Workers:
         )  # load the kernels once for all
         self._frames, self._chunks, self._shared = frames, learner.chunks, _Shared(job, count)
         self._answers, answers = os.pipe()
+        self._ready = select.poll()
+        self._ready.register(self._answers, select.POLLIN)
         self._orders: list[int] = []
         self._processes: list[Any] = []
         context = multiprocessing.get_context("fork")
@@ -249,7 +262,7 @@ class Workers:
     def close(self) -> None:
         """Stop the workers."""
         for process in self._processes:
-            process.terminate()
+            process.kill()
             process.join()
         for end in (self._answers, *self._orders):
             os.close(end)
@@ -270,7 +283,7 @@ class Workers:
 
     def _take(self) -> None:
         """Take in one answer, and hand out what can be handed out now."""
-        while not select.select([self._answers], [], [], 1.0)[0]:
+        while not self._ready.poll(1000):
             for k, process in enumerate(self._processes):
                 if process.exitcode is not None:
                     raise self._died(k)
@@ -281,7 +294,7 @@ class Workers:
         k, box = divmod(worker_box, AHEAD)
         self._boxes[k].append(box)
         if kind == FAILED:
-            message, remote = self._shared.take(k, box, number).decode().split("\0", 1)
+            message, remote = self._shared.take(k, box, number).decode(errors="replace").split("\0", 1)
             raise WorkerError(message, remote)
         if kind == DONE:
             self._frames.put(task, self._shared.take(k, box, number))
@@ -294,7 +307,7 @@ class Workers:
         self._processes[k].join(5)
         code = self._processes[k].exitcode
         why = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return WorkerError(f"a worker died ({why}), perhaps for lack of memory; resume with fewer workers")
+        return WorkerError(f"a worker died ({why}), perhaps for lack of memory; try fewer workers")
 
 
 def _work(k: int, ends: tuple[int, int, list[int]], shared: _Shared, job: Job, learner: Learner) -> None:
@@ -302,31 +315,32 @@ def _work(k: int, ends: tuple[int, int, list[int]], shared: _Shared, job: Job, l
     orders, answers, others = ends
     for end in others:
         os.close(end)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the process that hands out the work
+        signal.signal(number, signal.SIG_IGN)
     work.set_threads(1)
-    box = 0
-    try:
-        learner.prepare()
-        trainer = _Trainer(job, learner, shared.seconds[k])
-        versions, model = shared.versions.view(), shared.model.view()
-        versions.flags.writeable = model.flags.writeable = False
+    learner.prepare()
+    trainer = _Trainer(job, learner, shared.seconds[k])
+    versions, model = shared.versions.view(), shared.model.view()
+    versions.flags.writeable = model.flags.writeable = False
+    with contextlib.suppress(OSError):  # nobody listens any more
         while data := os.read(orders, _ORDER.size):
             kind, task, client, number, version, place, box = _ORDER.unpack(data)
-            if kind == TRAIN:
-                frame = trainer.train(client, number, version, versions[place])
-                shared.boxes[k, box, : len(frame)] = np.frombuffer(frame, np.uint8)
-                answer = _ANSWER.pack(DONE, k * AHEAD + box, task, len(frame), 0.0)
-            else:
-                right, loss = learner.judge(model, task)
-                answer = _ANSWER.pack(JUDGED, k * AHEAD + box, task, right, loss)
+            try:
+                if kind == TRAIN:
+                    frame = trainer.train(client, number, version, versions[place])
+                    shared.boxes[k, box, : len(frame)] = np.frombuffer(frame, np.uint8)
+                    answer = _ANSWER.pack(DONE, k * AHEAD + box, task, len(frame), 0.0)
+                else:
+                    right, loss = learner.judge(model, task)
+                    answer = _ANSWER.pack(JUDGED, k * AHEAD + box, task, right, loss)
+            except Exception as error:
+                words = f"{_sentence(error)}\0{traceback.format_exc()}".encode()[:LAST_WORDS]
+                shared.boxes[k, box, : len(words)] = np.frombuffer(words, np.uint8)
+                answer = _ANSWER.pack(FAILED, k * AHEAD + box, 0, len(words), 0.0)
             os.write(answers, answer)
-    except OSError:
-        return  # nobody listens any more
-    except Exception as error:
-        said = " ".join(str(error).split())
-        own = isinstance(error, QafelError)
-        text = said if own else f"local training failed: {type(error).__name__}: {said[:400]}"
-        words = f"{text}\0{traceback.format_exc()}".encode()[:LAST_WORDS]
-        shared.boxes[k, box, : len(words)] = np.frombuffer(words, np.uint8)
-        os.write(answers, _ANSWER.pack(FAILED, k * AHEAD + box, 0, len(words), 0.0))
+
+
+def _sentence(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    own = isinstance(error, QafelError)
+    return said if own else f"local training failed: {type(error).__name__}: {said[:400]}"

@@ -1,5 +1,6 @@
 """What came out of a run, and several of them side by side."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 
 from qafel import report
 from qafel.errors import ConfigError
+from qafel.sim.settings import named
 from qafel.sim.simulation import Point, Simulation
 from qafel.vectors import Layout, Vector
 
@@ -83,7 +85,11 @@ class Result:
     def parameters(self) -> dict[str, Vector]:
         """The model's tensors, by name."""
         if self.x is None:
-            raise ConfigError("this result was read without its model")
+            if self.folder is None:
+                raise ConfigError("this result has neither a model nor a folder to read it from")
+            from safetensors.numpy import load_file
+
+            return load_file(self.folder / "model.safetensors")
         return self.layout.unflatten(self.x) if self.layout else {"x": self.x}
 
     def reached(self, accuracy: float) -> Point | None:
@@ -101,12 +107,10 @@ def summarise(run: Simulation, provenance: dict[str, Any]) -> Summary:
     job, last = run.server.job, run.points[-1]
     settings = dict(zip(run.settings.__struct_fields__, msgspec.structs.astuple(run.settings), strict=True))
     for name in ("data", "model"):
-        if callable(settings[name]):
-            settings[name] = f"{settings[name].__module__}:{settings[name].__qualname__}"
-    samples, training, coding = run.pool.seconds
-    busy = run.workers * (run.seconds["total"] - run.seconds["evaluation"])
-    seconds = run.seconds | {"samples": samples, "training": training, "coding": coding}
-    seconds["not training"] = max(0.0, 1 - training / busy) if busy > 0 else 0.0
+        settings[name] = named(settings[name])
+    seconds = run.spent
+    busy = run.workers * (seconds["total"] - seconds["evaluation"])
+    seconds["not training"] = max(0.0, 1 - seconds["training"] / busy) if busy > 0 else 0.0
     reached = None
     target = run.settings.target
     if target is not None:
@@ -148,8 +152,9 @@ def summarise(run: Simulation, provenance: dict[str, Any]) -> Summary:
     )
 
 
-def load(folder: Path) -> Result:
+def load(folder: str | Path) -> Result:
     """A run that has ended, from its folder."""
+    folder = Path(folder)
     if not (folder / "summary.json").is_file():
         if (folder / "config.toml").is_file():
             raise ConfigError(f"the run in {folder} has not ended; qafel run --resume {folder}")
@@ -178,5 +183,7 @@ def figure(groups: dict[str, list[Result]], path: Path) -> Path:
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; 0 for one value."""
+    """Mean and sample standard deviation; 0 for one value, not a number for none."""
+    if not values:
+        return math.nan, math.nan
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

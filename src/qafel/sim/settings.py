@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 
 from qafel.config import ALGORITHMS, Job, algorithm
 from qafel.errors import ConfigError
@@ -21,6 +22,20 @@ from qafel.vectors import Layout
 if TYPE_CHECKING:
     from qafel.tasks.data.table import Population
     from qafel.tasks.learner import Learner
+
+
+COUNTS = (
+    "uploads",
+    "evaluate_every",
+    "held_out_samples",
+    "smoothing",
+    "clients",
+    "concurrency",
+    "batch_size",
+    "epochs",
+    "steps",
+    "byte_budget",
+)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,13 +106,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
             raise unknown("algorithm", self.algorithm, ALGORITHMS)
-        for name in ("uploads", "evaluate_every", "held_out_samples", "smoothing"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("byte_budget", "time_limit"):
+        for name in ("data", "model"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be positive, not {value}")
+            if not isinstance(value, str) and (not callable(value) or hasattr(value, "parameters")):
+                raise ConfigError(f"{name} must be text or a function that makes it, not {value!r:.60}")
+        for name in COUNTS:
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < 1 << 40:
+                raise ConfigError(f"{name} must be at least 1 and below 2⁴⁰, not {value}")
+        if self.time_limit is not None and not 0 < self.time_limit < math.inf:
+            raise ConfigError(f"time_limit must be positive and finite, not {self.time_limit}")
         if self.target is not None and not 0 < self.target <= 1:
             raise ConfigError(f"target must be an accuracy between 0 and 1, not {self.target}")
         if self.algorithm == "fedavg" and self.arrivals not in (None, "rounds"):
@@ -168,11 +186,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         lines = []
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if callable(value):
-                value = f"{value.__module__}:{value.__qualname__}"
             if value is not None:
-                lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+                lines.append(f"{name} = {json.dumps(named(value), ensure_ascii=False)}")
         return "\n".join(lines) + "\n"
+
+
+def named(value: Any) -> Any:
+    """A function by where it can be imported from; anything else as it is."""
+    if not callable(value):
+        return value
+    return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__name__)}"
 
 
 def settings(values: Mapping[str, Any], where: str = "the settings") -> Settings:
@@ -182,7 +205,9 @@ def settings(values: Mapping[str, Any], where: str = "the settings") -> Settings
             raise unknown("setting", name, Settings.__struct_fields__, where)
     hints = typing.get_type_hints(Settings)
     checked = {}
-    for name, value in values.items():
+    for name, given in values.items():
+        value = given.item() if isinstance(given, np.generic) else given
+        value = str(value) if isinstance(value, Path) else value
         try:
             checked[name] = msgspec.convert(value, hints[name], strict=True)
         except msgspec.ValidationError:

@@ -9,6 +9,7 @@ the server, the timeline, the followers' x̂ and the frames in flight; a run tha
 same bytes as one that was never interrupted.
 """
 
+import math
 import os
 import signal
 import statistics
@@ -24,7 +25,7 @@ import numpy as np
 
 from qafel import wire
 from qafel.client import Advanced, Client
-from qafel.errors import ConfigError, QafelError, StateError
+from qafel.errors import ConfigError, DivergenceError, QafelError, StateError
 from qafel.hidden import digest
 from qafel.server import Accepted, Server, Stepped
 from qafel.sim.folder import RunFolder
@@ -34,6 +35,7 @@ from qafel.sim.pool import Here, Learner, Workers
 from qafel.sim.settings import Settings, cores
 from qafel.sim.timeline import Event, Timeline
 from qafel.vectors import Layout, Vector
+from qafel.wire import Rejected
 
 CHECKPOINT = b"QR"
 FORMAT = 1
@@ -70,6 +72,7 @@ class _Saved(msgspec.Struct, array_like=True):
     counts: dict[str, int | float]
     staleness: dict[int, int]
     points: list[Point]
+    seconds: dict[str, float]
     metrics_bytes: int
 
 
@@ -119,6 +122,8 @@ class Simulation:
         unicast = settings.downlink == "catch-up"
         self._known = np.full(learner.clients, -1) if unicast else None
         self.seconds = dict.fromkeys(("total", "server", "evaluation", "checkpoint"), 0.0)
+        self._before: dict[str, float] = {}
+        """What was spent before the run was resumed."""
         self._saved_at = 0.0
         self._stop = False
 
@@ -213,6 +218,8 @@ class Simulation:
                 self.staleness[happened.staleness] += 1
             elif isinstance(happened, Stepped):
                 self._stepped(happened)
+            elif not isinstance(happened, Rejected) or happened.reason != "stale":
+                raise QafelError(f"the server did not take an update of the simulation: {happened}")
         if self.uploads % self.settings.evaluate_every == 0:
             self._evaluate()
         budget = self.settings.byte_budget
@@ -264,13 +271,19 @@ class Simulation:
             if self.settings.smoothing > 1
             else []
         )
+        loss = sum(loss for _, loss in verdicts) / count
+        if not math.isfinite(loss):
+            raise DivergenceError(
+                f"the loss on the held-out samples is {loss} after {self.uploads} uploads; "
+                "lower the rates, or look at the model and the data"
+            )
         point = Point(
             uploads=self.uploads,
             version=self.server.version,
             time=self.time,
             accuracy=accuracy,
             smoothed=statistics.median([*recent, accuracy]),
-            loss=sum(loss for _, loss in verdicts) / count,
+            loss=loss,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             staleness=self.mean_staleness,
@@ -283,6 +296,15 @@ class Simulation:
         full = len(self.points) > self.settings.smoothing
         if self.settings.target is not None and full and point.smoothed >= self.settings.target:
             self.reason = "target"
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Seconds, by purpose: by the wall, and for samples, training and coding in CPU time of all
+        workers.
+        """
+        names = ("samples", "training", "coding")
+        busy = {n: s + self._before.get(n, 0.0) for n, s in zip(names, self.pool.seconds, strict=True)}
+        return self.seconds | busy
 
     @property
     def mean_staleness(self) -> float:
@@ -340,6 +362,7 @@ class Simulation:
             counts=counts,
             staleness=dict(self.staleness),
             points=self.points,
+            seconds=self.spent,
             metrics_bytes=self.folder.metrics_bytes,
         )
         self.folder.save(wire.seal(CHECKPOINT, FORMAT, msgspec.msgpack.encode(saved)))
@@ -366,6 +389,8 @@ class Simulation:
             setattr(self, name, value)
         self.staleness = Counter(saved.staleness)
         self.points = saved.points
+        self._before = saved.seconds
+        self.seconds = {name: saved.seconds[name] for name in self.seconds}
         if self.folder:
             self.folder.truncate(saved.metrics_bytes)
 

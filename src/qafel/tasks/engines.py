@@ -162,8 +162,8 @@ def compiler() -> str | None:
 def check_device(device: str) -> None:
     """Complain unless there is such a device."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    kind = device.partition(":")[0]
-    if kind not in there:
+    kind, _, index = device.partition(":")
+    if kind not in there or not (index.isdigit() or ":" not in device):
         raise ConfigError(f"unknown device {device!r}; known are cpu, cuda and mps")
     if not there[kind]:
         raise ConfigError(f"this machine has no {kind} device that PyTorch can use; use the device cpu")

@@ -37,7 +37,10 @@ class Learner:
 
         self.population, self.sgd, self.clients = population, sgd, population.clients
         self._held_x, self._held_labels = population.held_out(held_out_samples)
+        if not len(self._held_labels):
+            raise ConfigError("the data holds out no samples; some are needed to measure the accuracy")
         module = models.model(model, population.shape, population.classes, seed)
+        self._module = module
         self.layout: Layout = models.layout(module)
         self.x: Vector = models.flat(module)
         held = wire.fingerprint(self._held_x.tobytes(), self.clients)
@@ -54,11 +57,19 @@ class Learner:
 
     def _check(self, population: Population) -> None:
         """Try the model on one sample: better now than in the middle of a run, or in every worker."""
+        import torch
+
+        before = [b.clone() for b in self._module.buffers()]
         try:
             outputs = self._engine.scores(self.x, self._held_x[:1])
             if outputs.ndim == 2 and outputs.shape[1] >= population.classes:
                 self._engine.gradient(self.x, self._held_x[:1], self._held_labels[:1], 0)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            buffers = [b.clone() for b in self._module.buffers()]
+            if not all(map(torch.equal, before, buffers)):
+                raise ConfigError("the model changes its buffers when it is trained, and they are not sent")
+        except ConfigError:
+            raise
+        except Exception as error:
             raise ConfigError(
                 f"the model does not take samples of shape {population.shape}: "
                 f"{' '.join(str(error).split())[:300]}"
@@ -84,8 +95,15 @@ class Learner:
         """Make this process a worker: one thread, and memory that is kept instead of given back."""
         import torch
 
+        self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         keep_memory()
+
+    def release(self) -> None:
+        """Give the threads back to a process that goes on with something else."""
+        import torch
+
+        torch.set_num_threads(self._threads)
 
     def samples(self, client: int) -> tuple[Vector, Any]:
         """The samples of a client."""

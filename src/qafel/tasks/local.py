@@ -35,7 +35,7 @@ class LocalSgd(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < np.inf:
-            raise ConfigError(f"local_rate must be positive, not {self.rate}")
+            raise ConfigError(f"local_rate must be positive and finite, not {self.rate}")
         for name in ("batch_size", "epochs", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -44,7 +44,7 @@ class LocalSgd(msgspec.Struct, frozen=True):
             raise ConfigError(f"local_momentum must be at least 0 and below 1, not {self.momentum}")
         for name in ("weight_decay", "prox"):
             if not 0 <= getattr(self, name) < np.inf:
-                raise ConfigError(f"{name} must not be negative, and it is {getattr(self, name)}")
+                raise ConfigError(f"{name} must be finite and not negative, and it is {getattr(self, name)}")
 
     def batches(self, count: int, task: Task) -> Iterator[slice | npt.NDArray[np.int64]]:
         """The samples of each step: shuffled passes, cut into batches."""

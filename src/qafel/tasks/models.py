@@ -124,7 +124,7 @@ def imported(name: str, what: str) -> Callable[..., Any]:
     sys.path.insert(0, here)
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever importing a user's module raises
         raise ConfigError(
             f"the {what} {name!r} cannot be imported ({error}); it is package.module:factory"
         ) from error
@@ -135,16 +135,16 @@ def imported(name: str, what: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def call(factory: Callable[..., Any], *arguments: Any) -> Any:
+def call(factory: Callable[..., Any], what: str, *arguments: Any) -> Any:
     """Call a user's factory with as many of the arguments as it takes."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return factory(*arguments)
-    required = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if any(p.kind == p.VAR_POSITIONAL for p in parameters):
-        return factory(*arguments)
-    return factory(*arguments[: len(required)])
+        taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        every = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+        return factory(*(arguments if every else arguments[: len(taken)]))
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise ConfigError(f"the {what} factory failed: {type(error).__name__}: {said}") from error
 
 
 def model(name: str | Callable[..., Any], shape: Shape, classes: int, seed: int) -> nn.Module:
@@ -159,7 +159,7 @@ def model(name: str | Callable[..., Any], shape: Shape, classes: int, seed: int)
             made: Any = MODELS[name](shape, classes)
         else:
             factory = imported(name, "model") if isinstance(name, str) else name
-            made = call(factory, shape, classes)
+            made = call(factory, "model", shape, classes)
     if not isinstance(made, nn.Module):
         raise ConfigError(f"the model factory returned {type(made).__name__}, not an nn.Module")
     for part in made.modules():

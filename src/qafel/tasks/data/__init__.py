@@ -48,11 +48,12 @@ def _is_factory(source: str) -> bool:
 
 
 def _own(source: Source) -> Table | Population:
-    from qafel.tasks.models import imported
+    from qafel.tasks.models import call, imported
 
     name = source if isinstance(source, str) else "the data factory"
-    found = (imported(source, "data") if isinstance(source, str) else source)()
-    if isinstance(found, Table) or all(hasattr(found, name) for name in ("samples", "held_out", "clients")):
+    found = call(imported(source, "data") if isinstance(source, str) else source, "data")
+    needed = ("clients", "shape", "classes", "count", "samples", "held_out")
+    if isinstance(found, Table) or all(hasattr(found, name) for name in needed):
         return found  # type: ignore[no-any-return]
     if isinstance(found, tuple) and len(found) in (2, 3):
         users = np.unique(found[2], return_inverse=True)[1] if len(found) == 3 else None

@@ -3,6 +3,7 @@
 import gzip
 import math
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ CIFAR_ROW = 1 + 3 * 32 * 32
 IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 IDX_NAMES = {False: "train", True: "t10k"}
 MOST_COLUMNS = 10_000_000
+MOST_NUMBERS = 1 << 30
+DAMAGED = (OSError, EOFError, zlib.error)
 
 
 def npz(path: Path) -> Table:
@@ -23,7 +26,7 @@ def npz(path: Path) -> Table:
     try:
         with np.load(path, allow_pickle=False) as file:
             columns = {name: file[name] for name in ("x", "y", "users", "held") if name in file}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+    except (*DAMAGED, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise broken(path, error) from error
     if not {"x", "y"} <= set(columns):
         raise ConfigError(
@@ -48,7 +51,7 @@ def libsvm(path: Path) -> Table:
     columns: list[int] = []
     values: list[float] = []
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 words = line.partition("#")[0].split()
                 if not words:
@@ -66,10 +69,12 @@ def libsvm(path: Path) -> Table:
                 values += [value for _, value in found]
                 rows += [len(labels)] * len(found)
                 labels.append(label)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (*DAMAGED, UnicodeDecodeError) as error:
         raise broken(path, error) from error
     if not columns:
         raise ConfigError(f"{path} has no samples; a LIBSVM file has lines of 'label index:value …'")
+    if len(labels) * (max(columns) + 1) > MOST_NUMBERS:
+        raise ConfigError(f"{path} has {len(labels)} samples of {max(columns) + 1} columns: too many to hold")
     x = np.zeros((len(labels), max(columns) + 1), np.float32)
     x[rows, columns] = values
     return Table(x, np.unique(labels, return_inverse=True)[1], source=str(path))
@@ -77,10 +82,12 @@ def libsvm(path: Path) -> Table:
 
 def idx(folder: Path) -> Table:
     """The four files of MNIST and its kin: train-images-idx3-ubyte, …, plain or gzipped."""
-    parts = []
+    parts: list[tuple[npt.NDArray[Any], ...]] = []
     for test in (False, True):
         images = _idx_file(_idx_path(folder, f"{IDX_NAMES[test]}-images-idx3-ubyte"))
         labels = _idx_file(_idx_path(folder, f"{IDX_NAMES[test]}-labels-idx1-ubyte"))
+        if len(images) != len(labels) or images.shape[1:] != (parts[0][0] if parts else images).shape[1:]:
+            raise ConfigError(f"the {IDX_NAMES[test]} files of {folder} do not fit together; get them again")
         parts.append((images, labels, np.full(len(labels), test)))
     x, y, held = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Table(x, y, held=held, source=str(folder))
@@ -101,7 +108,7 @@ def _idx_path(folder: Path, name: str) -> Path:
 def _idx_file(path: Path) -> npt.NDArray[Any]:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except DAMAGED as error:
         raise broken(path, error) from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_TYPES or not 1 <= data[3] <= 4:
         raise ConfigError(f"{path} is not an IDX file: it does not start with its magic number")

@@ -25,7 +25,7 @@ def class_folders(folder: Path) -> Table:
     """One folder per class, with images in it; train/ and test/ (or val/) above them are kept apart."""
     splits = [folder / name for name in ("train", "test", "val") if (folder / name).is_dir()]
     roots = splits if (folder / "train") in splits and len(splits) > 1 else [folder]
-    names = sorted({d.name for root in roots for d in root.iterdir() if d.is_dir()})
+    names = sorted({d.name for root in roots for d in root.iterdir() if d.is_dir() and d.name[0] != "."})
     paths, labels, held = [], [], []
     for root in roots:
         for label, name in enumerate(names):

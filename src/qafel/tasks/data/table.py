@@ -56,6 +56,8 @@ class Table:
         held: npt.NDArray[np.bool_] | None = None,
         source: str = "the data",
     ) -> None:
+        if x.ndim < 1 or y.ndim != 1:
+            raise ConfigError(f"{source} must have a row of x and one label of y per sample")
         if len(x) != len(y) or not len(x):
             raise ConfigError(f"{source} has {len(x)} samples and {len(y)} labels; give one label to each")
         if x.ndim < 2:
@@ -63,8 +65,17 @@ class Table:
         if x.dtype.kind not in "buif":
             raise ConfigError(f"{source} has samples of type {x.dtype}; they must be numbers")
         for name, column in (("users", users), ("held", held)):
-            if column is not None and len(column) != len(y):
-                raise ConfigError(f"{source} has {len(column)} {name} for {len(y)} samples")
+            if column is not None and column.shape != y.shape:
+                raise ConfigError(f"{source} must have one of {name} per sample")
+        if x.dtype == np.uint8 and x.ndim > 4:
+            raise ConfigError(
+                f"{source} has images of {x.ndim - 1} dimensions; they have 2, or 3 with colours"
+            )
+        if x.dtype.kind == "f":
+            for k in range(0, len(x), 4096):
+                bad = np.flatnonzero(~np.isfinite(x[k : k + 4096]).all(tuple(range(1, x.ndim))))
+                if bad.size:
+                    raise ConfigError(f"sample {k + bad[0]} in {source} has a number that is not finite")
         self.x, self.users, self.held, self.source = x, users, held, source
         self.y = check_labels(y, source)
         self.classes = max(2, int(self.y.max()) + 1)
