@@ -162,6 +162,21 @@ def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_bytes(
     assert second.staleness == uninterrupted.staleness
 
 
+def test_a_run_that_ended_but_was_not_written_down_is_resumed_to_its_end(tmp_path: Path) -> None:
+    settings = Settings(uploads=100, evaluate_every=50, buffer_size=4)
+    folder = RunFolder.create(tmp_path / "run", settings.to_toml())
+    first = Simulation(settings, Quadratic(), workers=2, folder=folder)
+    first.run()
+    saved = folder.checkpoint()
+    assert saved is not None
+    second = Simulation(settings, Quadratic(), workers=1, folder=folder)
+    second.resume(saved)
+    second.run()
+    folder.close()
+    assert (second.reason, second.uploads, second.digest) == ("uploads", 100, first.digest)
+    assert second.points == first.points
+
+
 def test_checkpoints_in_the_middle_change_nothing(tmp_path: Path) -> None:
     settings = Settings(uploads=200, evaluate_every=50, buffer_size=4)
     folder = RunFolder.create(tmp_path / "run", settings.to_toml())

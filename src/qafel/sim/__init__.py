@@ -18,8 +18,9 @@ from qafel.sim import output
 from qafel.sim.clock import Clock
 from qafel.sim.folder import RunFolder
 from qafel.sim.result import Result, Summary, load, summarise
+from qafel.sim.saved import Point
 from qafel.sim.settings import Settings, read, settings
-from qafel.sim.simulation import CHECKPOINT_SECONDS, Point, Simulation
+from qafel.sim.simulation import CHECKPOINT_SECONDS, Simulation
 from qafel.sim.timeline import Event, Timeline
 
 __all__ = [
@@ -150,7 +151,6 @@ def _finish(simulation: Simulation, tensorboard: bool) -> Result:
     folder = simulation.folder
     result = Result(summary, simulation.points, simulation.x.copy(), layout, folder.path if folder else None)
     if folder is not None:
-        simulation.checkpoint()  # what follows may fail, and the run is done
         output.write(folder, result, tensorboard=tensorboard)
     return result
 

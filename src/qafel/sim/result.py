@@ -10,8 +10,9 @@ import msgspec
 
 from qafel import report
 from qafel.errors import ConfigError
+from qafel.sim.saved import Point
 from qafel.sim.settings import named
-from qafel.sim.simulation import Point, Simulation
+from qafel.sim.simulation import Simulation
 from qafel.vectors import Layout, Vector
 
 PANELS = (

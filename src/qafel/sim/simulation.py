@@ -30,8 +30,8 @@ from qafel.hidden import digest
 from qafel.server import Accepted, Server, Stepped
 from qafel.sim.folder import RunFolder
 from qafel.sim.frames import Frames
-from qafel.sim.frames import State as FramesState
 from qafel.sim.pool import Here, Learner, Workers
+from qafel.sim.saved import Point, Saved
 from qafel.sim.settings import Settings, cores
 from qafel.sim.timeline import Event, Timeline
 from qafel.vectors import Layout, Vector
@@ -41,39 +41,6 @@ CHECKPOINT = b"QR"
 FORMAT = 1
 CHECKPOINT_SECONDS = 30.0
 """How often a run is saved."""
-
-
-class Point(msgspec.Struct, frozen=True):
-    """What was measured after so many uploads: a line of metrics.jsonl."""
-
-    uploads: int
-    version: int
-    time: float
-    accuracy: float
-    smoothed: float
-    loss: float
-    bytes_up: int
-    bytes_down: int
-    staleness: float
-    in_flight: int
-    residual: float
-    """‖x − x̂‖."""
-
-
-class _Saved(msgspec.Struct, array_like=True):
-    settings: str
-    fingerprint: int
-    server: bytes
-    follower: bytes
-    timeline: bytes
-    frames: FramesState
-    sent: list[bytes]
-    known: bytes
-    counts: dict[str, int | float]
-    staleness: dict[int, int]
-    points: list[Point]
-    seconds: dict[str, float]
-    metrics_bytes: int
 
 
 class Simulation:
@@ -147,7 +114,7 @@ class Simulation:
             with self._interruptible():
                 if not self.points:
                     self._evaluate()
-                for event in self.timeline:
+                for event in self.timeline if self.reason is None else ():
                     self._handle(event)
                     self.seconds["total"] = before + time.perf_counter() - began
                     self._progress(self)
@@ -156,11 +123,11 @@ class Simulation:
                     if self.folder and time.perf_counter() - self._saved_at > self._checkpoint_seconds:
                         self.checkpoint()
                 else:
-                    self.reason = "the trace has ended"
+                    self.reason = self.reason or "the trace has ended"
                 if self.reason and self.points[-1].uploads < self.uploads:
                     self._evaluate()
-                if self.folder and self.stopped:
-                    self.checkpoint()
+                if self.folder:
+                    self.checkpoint()  # to go on from, or so that nothing is lost while the rest is written
         finally:
             self.seconds["total"] = before + time.perf_counter() - began
             self.pool.close()
@@ -350,8 +317,9 @@ class Simulation:
             "residual",
         )
         counts = {name: getattr(self, name) for name in names}
-        saved = _Saved(
+        saved = Saved(
             settings=self.settings.to_toml(),
+            reason=self.reason,
             fingerprint=self.learner.fingerprint,
             server=self.server.state(),
             follower=self._follower.state(),
@@ -373,11 +341,12 @@ class Simulation:
     def resume(self, data: bytes) -> None:
         """Continue from a checkpoint of the same settings."""
         body = wire.unseal(CHECKPOINT, FORMAT, data)
-        saved = wire.unpack(body, msgspec.msgpack.Decoder(_Saved))
+        saved = wire.unpack(body, msgspec.msgpack.Decoder(Saved))
         if saved.settings != self.settings.to_toml():
             raise StateError("the checkpoint belongs to a run with other settings")
         if saved.fingerprint != self.learner.fingerprint:
             raise StateError("the data or the model is not what it was when the run began; start it anew")
+        self.reason = saved.reason
         self.server = Server.from_state(saved.server)
         self._follower = Client.from_state(saved.follower)
         self.timeline.restore(saved.timeline)
