@@ -203,7 +203,13 @@ def test_a_mistake_gets_one_sentence_exit_code_2_and_leaves_no_folder(
     assert not list(tmp_path.glob("runs/*-1"))
 
 
-def test_a_model_that_returns_nan_stops_the_run_with_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("when", "sentence"),
+    [("True", "the loss on the held-out samples is nan"), ("self.training", "not finite on client")],
+)
+def test_a_model_that_returns_nan_stops_the_run_with_one_sentence(
+    when: str, sentence: str, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "class Bad(nn.Module):\n"
@@ -211,11 +217,11 @@ def test_a_model_that_returns_nan_stops_the_run_with_one_sentence(tmp_path: Path
         "        super().__init__()\n"
         "        self.layer = nn.Linear(64, 10)\n"
         "    def forward(self, x):\n"
-        "        return self.layer(x.flatten(1)) * float('nan')\n"
+        f"        return self.layer(x.flatten(1)) * (float('nan') if {when} else 1)\n"
     )
     arguments = ["run", "--set", "data=digits", "--set", "model=mine:Bad", "--out", "run"]
     done = qafel(*arguments, code=2, cwd=tmp_path)
-    assert "not finite on client" in done.stderr
+    assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
