@@ -128,7 +128,7 @@ def test_bench_sim_measures_against_its_yardstick() -> None:
     answer = qafel_json("bench", "sim", "--engine", "kernel", "--rounds", "1", "--uploads", "60")
     assert "bare single-threaded PyTorch loop" in answer["yardstick"]
     (row,) = answer["speeds"]
-    assert row["ratio"] == pytest.approx(row["uploads_per_second"] / row["bare_per_second"])
+    assert row["ratio"] == pytest.approx(row["updates_per_second"] / row["bare_per_second"])
     assert 0 < row["not_training"] < 1
     assert all(clock["events_per_second"] > 0 for clock in answer["timelines"])
 

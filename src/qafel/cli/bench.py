@@ -127,12 +127,12 @@ def sim(
     show.table(
         "The paper's CNN, 20 images a client, QAFeL 4/4 end to end; × = times a bare PyTorch loop in the "
         "same rounds",
-        ["engine", "workers", "uploads/s", "bare loop/s", "×", "× (tuned loop)", "not training"],
+        ["engine", "workers", "updates/s", "bare loop/s", "×", "× (tuned loop)", "not training"],
         (
             [
                 row.engine,
                 str(row.workers),
-                f"{row.uploads_per_second:.0f}",
+                f"{row.updates_per_second:.0f}",
                 f"{row.bare_per_second:.1f}",
                 f"{row.ratio:.2f}",
                 f"{row.ratio_tuned:.2f}",

@@ -33,7 +33,8 @@ class Speed(msgspec.Struct, frozen=True):
 
     engine: str
     workers: int
-    uploads_per_second: float
+    updates_per_second: float
+    """Updates that were trained and encoded, those still in flight at the end included."""
     bare_per_second: float
     ratio: float
     ratio_tuned: float
@@ -149,7 +150,7 @@ def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], 
                 run = Simulation(settings, learner, workers=cores(), layout=learner.layout)
                 run.run()
                 seconds = run.seconds["total"] - run.seconds["evaluation"]
-                done = (run.uploads + run.in_flight) / seconds
+                done = (run.uploads + len(run.frames)) / seconds  # trained: arrived, or still in flight
                 lost = 1 - run.pool.seconds[1] / (run.workers * seconds)
                 rows.append((done, done / yards[0], done / yards[1], lost, yards[0]))
             medians = [statistics.median(column) for column in zip(*rows, strict=True)]
