@@ -181,13 +181,16 @@ class Server:
         return [Accepted(update.client, update.task, staleness, weight), *self.advance()]
 
     def _step(self) -> Stepped:
+        from qafel.quantizers import kernels
+
         count = self.aggregator.count
         total = vectors.as_vector(self.aggregator.finish(), self.job.size)
-        with np.errstate(all="ignore"):
-            mean = total / np.float32(count)
-            self._momentum = np.float32(self.job.momentum) * self._momentum + mean
-            x = self._x + np.float32(self.job.server_rate) * self._momentum
-            target = x if self.job.replaces else x - self.hidden.x
+        x, ahead = vectors.empty(self.job.size), vectors.empty(self.job.size)
+        beta, rate = np.float32(self.job.momentum), np.float32(self.job.server_rate)
+        kernels.server_step(
+            total, np.float32(count), beta, self._momentum, rate, self._x, self.hidden.x, x, ahead
+        )
+        target = x if self.job.replaces else ahead
         try:
             payload = self.server_quantizer.encode(target, derive(self.job.seed, "increment", self.version))
             self.hidden.advance(

@@ -28,14 +28,22 @@ if sys.byteorder != "little":
 
 def zeros(size: int) -> Vector:
     """A zero vector aligned to the cache line."""
-    raw = np.zeros(4 * size + ALIGNMENT, np.uint8)
+    return _aligned(np.zeros(4 * size + ALIGNMENT, np.uint8))
+
+
+def empty(size: int) -> Vector:
+    """A vector to be filled, aligned to the cache line."""
+    return _aligned(np.empty(4 * size + ALIGNMENT, np.uint8))
+
+
+def _aligned(raw: npt.NDArray[np.uint8]) -> Vector:
     start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + 4 * size].view(np.float32)
+    return raw[start : raw.size + start - ALIGNMENT].view(np.float32)
 
 
 def copy(x: Vector) -> Vector:
     """A copy of ``x`` aligned to the cache line."""
-    out = zeros(x.size)
+    out = empty(x.size)
     np.copyto(out, x)
     return out
 

@@ -83,7 +83,7 @@ def sim(
         list[str] | None, typer.Option("--engine", help="Engines to time; all there are when left out.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds; a ratio is the median over them.")] = 3,
-    uploads: Annotated[int, typer.Option("--uploads", help="Uploads of each round.")] = 1500,
+    uploads: Annotated[int, typer.Option("--uploads", help="Uploads of each round.")] = 3000,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
     json: show.Json = False,
 ) -> None:

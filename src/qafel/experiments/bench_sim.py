@@ -26,6 +26,8 @@ from qafel.tasks.data.table import Table
 IMAGES = 20
 CLIENTS = 500
 EVENTS = 4_000_000
+WARM = 100
+"""Uploads that are not timed, before an engine's rounds: the yardstick warms up as well."""
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -143,6 +145,8 @@ def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], 
                 data=lambda: table, engine=engine, uploads=uploads, evaluate_every=uploads, held_out_samples=1
             )
             learner = settings.learner()
+            warm = Simulation(msgspec.structs.replace(settings, uploads=WARM), learner, layout=learner.layout)
+            warm.run()
             rows = []
             for k in range(rounds):
                 tell(f"{engine}: round {k + 1} of {rounds}")

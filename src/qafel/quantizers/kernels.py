@@ -71,6 +71,15 @@ def squared_distance(x, y):
 
 
 @njit(nogil=True, cache=True)
+def server_step(total, count, beta, momentum, rate, x, hidden, new_x, ahead):
+    """The server's step in one pass: m ← β·m + total/count, x ← x + rate·m, and x − x̂."""
+    for i in range(UINT(x.size)):
+        momentum[i] = beta * momentum[i] + total[i] / count
+        new_x[i] = x[i] + rate * momentum[i]
+        ahead[i] = new_x[i] - hidden[i]
+
+
+@njit(nogil=True, cache=True)
 def bucket_norms(bits, norm_bits, bucket, l2, start, stop):
     """The norm of every bucket in a range that starts at a bucket; 1 if one is not finite."""
     x = bits.view(F32)

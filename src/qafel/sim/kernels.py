@@ -92,7 +92,7 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
     busy, numbers, slowness = people
     durations, dropping, choices = draws
     starts, start_clients, start_lengths, last = arrivals
-    kinds, times, whose = events
+    kinds, times, whose, due_times = events
     population, block = busy.size, durations.size
     n = 0
     while n < kinds.size:
@@ -137,6 +137,7 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
                 slot,
                 counters[DELIVERED],
             )
+            due_times[n] = clocks[NOW] + length
             n += 1
             if live:
                 clocks[LENGTH] = length

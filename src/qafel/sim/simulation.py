@@ -30,15 +30,16 @@ from qafel.hidden import digest
 from qafel.server import Accepted, Server, Stepped
 from qafel.sim.folder import RunFolder
 from qafel.sim.frames import Frames
-from qafel.sim.pool import Here, Learner, Workers
+from qafel.sim.pool import Here, Learner
 from qafel.sim.saved import Point, Saved
 from qafel.sim.settings import Settings, cores
 from qafel.sim.timeline import Event, Timeline
+from qafel.sim.workers import Workers
 from qafel.vectors import Layout, Vector
 from qafel.wire import Rejected
 
 CHECKPOINT = b"QR"
-FORMAT = 1
+FORMAT = 2
 CHECKPOINT_SECONDS = 30.0
 """How often a run is saved."""
 
@@ -110,7 +111,7 @@ class Simulation:
         else:
             self.pool = Workers(self.server.job, self.learner, self.frames, self.workers)
         try:
-            self.pool.follow(self._follower.hidden.x, self._follower.version)
+            self.pool.follow(self._follower.hidden.x, self._follower.version, self.time)
             with self._interruptible():
                 if not self.points:
                     self._evaluate()
@@ -147,7 +148,7 @@ class Simulation:
         elif event.kind == k.START:
             self.in_flight += 1
             self.peak = max(self.peak, self.in_flight)
-            self.pool.start(event.task, event.client, event.number, event.version)
+            self.pool.start(event)
             download = self._download(event)
             if self.timeline.asks:
                 self.timeline.answer(download)
@@ -211,7 +212,7 @@ class Simulation:
         event = self._follower.apply(frame)
         if not isinstance(event, Advanced):
             raise QafelError(f"x̂ does not follow the server: {event}")
-        self.pool.follow(self._follower.hidden.x, self._follower.version)
+        self.pool.follow(self._follower.hidden.x, self._follower.version, self.time)
 
     def _download(self, event: Event) -> float:
         """The time it takes a client to catch up before it starts; no time where x̂ is broadcast."""

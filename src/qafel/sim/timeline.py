@@ -40,7 +40,8 @@ class Event(NamedTuple):
     """What happens: ``kind`` is one of qafel.sim.kernels' START, NEVER, TRAINED, REPORT, LOST, DELIVER, AWAY.
 
     ``number`` counts the client's own tasks; ``version`` is where a task starts from, its staleness when it
-    reports, and the version that is delivered. NEVER is the start of a task that will be LOST,
+    reports, and the version that is delivered. ``due`` is when a task that starts is trained, transfers not
+    counted. NEVER is the start of a task that will be LOST,
     AWAY an arrival that found the concurrency reached.
     """
 
@@ -51,6 +52,7 @@ class Event(NamedTuple):
     number: int
     version: int
     slot: int
+    due: float
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -111,7 +113,8 @@ class Timeline:
         """Blocks drawn of arrivals and of clients."""
         self._gap_total, self._before = 0.0, 0.0
         ahead = 1 if self.live else EVENTS
-        self._events = np.empty(ahead, np.int64), np.empty(ahead), np.empty((ahead, 5), np.int64)
+        whose = np.empty((ahead, 5), np.int64)
+        self._events = np.empty(ahead, np.int64), np.empty(ahead), whose, np.zeros(ahead)
         self._ahead: Iterator[Event] = iter(())
         self._last: Event | None = None
         self._asked = False
@@ -130,9 +133,9 @@ class Timeline:
             count, ended = self.block()
             if not count and ended:
                 raise StopIteration
-            kinds, times, whose = self._events
-            rows = zip(kinds[:count].tolist(), times[:count].tolist(), whose[:count].tolist(), strict=True)
-            self._ahead = iter([Event(kind, time, *row) for kind, time, row in rows])
+            kinds, times, whose, dues = (column[:count].tolist() for column in self._events)
+            rows = zip(kinds, times, whose, dues, strict=True)
+            self._ahead = iter([Event._make((kind, time, *row, due)) for kind, time, row, due in rows])
 
     def block(self) -> tuple[int, bool]:
         """Run ahead by at most a block: (how many events, whether nothing comes after them)."""
@@ -202,7 +205,7 @@ class Timeline:
     @property
     def columns(self) -> tuple[Any, Any, Any]:
         """(kinds, times, [task, client, number, version or staleness, slot]) of the block computed last."""
-        return self._events
+        return self._events[:3]
 
     def _room(self, size: int) -> None:
         """Room for so many tasks in flight."""

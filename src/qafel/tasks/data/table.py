@@ -76,7 +76,7 @@ class Table:
                 bad = np.flatnonzero(~np.isfinite(x[k : k + 4096]).all(tuple(range(1, x.ndim))))
                 if bad.size:
                     raise ConfigError(f"sample {k + bad[0]} in {source} has a number that is not finite")
-        self.x, self.users, self.held, self.source = x, users, held, source
+        self.x, self.users, self.held, self.source = np.require(x, requirements="C"), users, held, source
         self.y = check_labels(y, source)
         self.classes = max(2, int(self.y.max()) + 1)
         self.images = x.dtype == np.uint8 and x.ndim >= 3
@@ -88,10 +88,11 @@ class Table:
             return np.ascontiguousarray(self.x[chosen], np.float32)
         from qafel.tasks.data import kernels
 
-        pixels = self.x[..., None] if self.x.ndim == 3 else self.x
-        out = np.empty((len(chosen), pixels.shape[3], *pixels.shape[1:3]), np.float32)
-        kernels.normalise(pixels, chosen, out)
-        return out
+        count, height, width, *colours = self.x.shape
+        colour = colours[0] if colours else 1
+        out = np.empty((len(chosen), colour * height * width), np.float32)
+        kernels.normalise(self.x.reshape(count, height * width, colour), chosen, out)
+        return out.reshape(-1, colour, height, width)
 
 
 def check_labels(y: npt.NDArray[Any], source: str, classes: int = MOST_CLASSES) -> Labels:
