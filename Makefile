@@ -4,10 +4,10 @@ BIN := .venv/bin
 STAMP := .venv/.qafel-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types layers tests bench golden clean
+.PHONY: help setup demo test lint types layers tests bench reproduce-quick reproduce golden clean
 
 help: ## Show this list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(STAMP) ## Create .venv and install qafel with what it needs for the other targets.
 
@@ -40,6 +40,12 @@ bench: setup ## Time codecs and simulator against their yardsticks, measure memo
 	$(BIN)/qafel bench codec --out results/bench-codec.json
 	$(BIN)/qafel bench sim --out results/bench-sim.json
 	$(BIN)/qafel bench memory --out results/bench-memory.json
+
+reproduce-quick: setup ## Every table and figure of the paper in miniature, on drawn faces; under 10 minutes.
+	$(BIN)/qafel reproduce all --quick --seeds 1
+
+reproduce: setup ## Every table and figure of the paper; DATA=smiles32.npz for other data than drawn faces.
+	$(BIN)/qafel reproduce all $(if $(DATA),--data $(DATA))
 
 golden: setup ## Make the committed golden vectors anew (only when bytes change on purpose).
 	$(BIN)/python tests/golden/make.py

@@ -10,8 +10,8 @@ import pytest
 from learners import Quadratic, step
 
 import timeline_twin
-import twin
 from qafel import QafelWarning
+from qafel.experiments import twin
 from qafel.sim import Settings, Simulation, simulate
 from qafel.sim.folder import RunFolder
 from qafel.streams import derive, generator

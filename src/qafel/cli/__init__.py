@@ -8,7 +8,7 @@ from typing import Annotated, TextIO
 import typer
 
 from qafel import __version__
-from qafel.cli import bench, demo, quantizers, run, theory
+from qafel.cli import bench, demo, quantizers, reproduce, run, theory
 from qafel.errors import QafelError, QafelWarning
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("quantizers")(quantizers.quantizers)
 app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.demo)
+app.command("reproduce")(reproduce.reproduce)
 
 USAGE, INTERRUPTED = 2, 130
 _show_other = warnings.showwarning

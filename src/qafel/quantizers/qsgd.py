@@ -11,7 +11,8 @@ deltas.
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class QSGD(Dense):
         norm = arguments.choice("norm", ("l2", "max")) or "l2"
         return cls(levels or (1 << ((bits or 0) - 1)) - 1, bucket, norm)
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """Bits a code takes: enough for −s … s."""
         return (2 * self.levels).bit_length()
@@ -91,10 +92,16 @@ class QSGD(Dense):
     def _buckets(self, size: int) -> int:
         return -(-size // self.bucket) if self.bucket else min(size, 1)
 
-    def encode(self, x: Vector, seed: int) -> bytes:
-        """Norms, then codes."""
+    @cached_property
+    def _kernels(self) -> Any:
+        """Imported with the first vector, not with the package."""
         from qafel.quantizers import kernels
 
+        return kernels
+
+    def encode(self, x: Vector, seed: int) -> bytes:
+        """Norms, then codes."""
+        kernels = self._kernels
         x = vectors.as_vector(x)
         size, buckets = x.size, self._buckets(x.size)
         out = scratch(self.max_bytes(size))
@@ -124,13 +131,11 @@ class QSGD(Dense):
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Codes times steps, added where they belong."""
-        from qafel.quantizers import kernels
-
         vectors.check_target(out)
         size = out.size
         self.check_length(data, size)
         head = 4 * self._buckets(size)
         raw = np.frombuffer(data, np.uint8)
         scale = (raw[:head].view(np.float32), self.bucket or max(size, 1), self.levels)
-        if kernels.qsgd_decode(raw[head:], *scale, self.bits, np.float32(weight), out):
+        if self._kernels.qsgd_decode(raw[head:], *scale, self.bits, np.float32(weight), out):
             raise FrameError(f"{self.spec}: an impossible norm, an impossible code, or stray bits")

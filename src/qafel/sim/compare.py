@@ -68,7 +68,7 @@ def compare(
     """Run what has not been run; what lies finished in ``out`` is taken, what was interrupted goes on."""
     for name, what in wanted.items():
         for chosen in [] if isinstance(what, Path) else what:
-            _check(chosen, out / f"{name}-seed{chosen.seed}")
+            check(chosen, out / f"{name}-seed{chosen.seed}")
     results: Groups = {}
     for name, what in wanted.items():
         if isinstance(what, Path):
@@ -81,17 +81,19 @@ def compare(
             def tell(run: Simulation, name: str = f"{name}, seed {chosen.seed}") -> None:
                 progress(name, run)
 
-            results[name].append(_one(chosen, folder, workers, tell))
+            results[name].append(one(chosen, folder, workers, tell))
     return results
 
 
-def _check(chosen: Settings, folder: Path) -> None:
+def check(chosen: Settings, folder: Path) -> None:
+    """Complain if a folder holds a run with other settings."""
     config = folder / "config.toml"
     if config.exists() and config.read_text(encoding="utf-8") != chosen.to_toml():
         raise ConfigError(f"{folder} holds a run with other settings; choose another --out")
 
 
-def _one(chosen: Settings, folder: Path, workers: int | None, tell: Callable[[Simulation], None]) -> Result:
+def one(chosen: Settings, folder: Path, workers: int | None, tell: Callable[[Simulation], None]) -> Result:
+    """The run of these settings in a folder: read, resumed, or run."""
     if (folder / "summary.json").exists():
         return load(folder)
     if (folder / "config.toml").exists():

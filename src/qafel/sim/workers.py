@@ -23,6 +23,7 @@ import select
 import signal
 import struct
 import sys
+import time
 import traceback
 import warnings
 from collections import deque
@@ -284,7 +285,7 @@ def _work(k: int, shared: _Shared, job: Job, learner: Learner) -> None:
         signal.signal(number, signal.SIG_IGN)
     work.set_threads(1)
     learner.prepare()
-    trainer = Trainer(job, learner, shared.seconds[k])
+    trainer = Trainer(job, learner, shared.seconds[k], time.thread_time)  # others may share the core
     versions, model = shared.versions.view(), shared.model.view()
     versions.flags.writeable = model.flags.writeable = False
 

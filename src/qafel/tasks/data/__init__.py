@@ -39,7 +39,7 @@ def population(
         if partition != "natural":
             raise ConfigError("the data faces comes with its users; its partition is natural")
         return Faces(clients, held_out, seed)
-    found = _own(source) if callable(source) or _is_factory(source) else _table(source)
+    found = _own(source) if callable(source) or _is_factory(source) else load(source)
     return Dealt(found, partition, clients, held_out, seed) if isinstance(found, Table) else found
 
 
@@ -63,7 +63,8 @@ def _own(source: Source) -> Table | Population:
     )
 
 
-def _table(name: str) -> Table:
+def load(name: str) -> Table:
+    """A bundled data set or a file, as a table."""
     if name in ("digits", "breast-cancer"):
         return _bundled(name)
     path = Path(name).expanduser()

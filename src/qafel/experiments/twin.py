@@ -62,6 +62,7 @@ def squared_norm(x: Vector) -> float:
 
 
 def identity(x: Vector, seed: int) -> Vector:
+    """Full precision."""
     del seed
     return x.copy()
 
@@ -143,10 +144,13 @@ def randk(fraction: float, *, scaled: bool) -> TwinQuantizer:
 
 
 def contract(inner: TwinQuantizer, omega: float) -> TwinQuantizer:
+    """1/(1 + ω) of an unbiased one."""
     return lambda x, seed: F32(1 / (1 + omega)) * inner(x, seed)
 
 
 def induced(first: TwinQuantizer, rest: TwinQuantizer) -> TwinQuantizer:
+    """C(x) + Q(x − C(x))."""
+
     def quantize(x: Vector, seed: int) -> Vector:
         head = first(x, derive(seed, "first"))
         return head + rest(x - head, derive(seed, "rest"))
@@ -163,7 +167,7 @@ class TwinServer:
     buffer_size: int
     rate: float = 1.0
     momentum: float = 0.0
-    weight: Callable[[int], float] = lambda tau: 1.0
+    weight: Callable[[int], float] = lambda tau: 1.0  # noqa: ARG005
     seed: int = 0
     direct: bool = False
     version: int = 0
@@ -204,6 +208,7 @@ class TwinClient:
     tasks: int = 0
 
     def background(self, q: Vector, *, direct: bool = False) -> None:
+        """x̂ ← x̂ + q."""
         self.hidden = q if direct else self.hidden + q
         self.version += 1
 

@@ -1,0 +1,128 @@
+"""What a study is asked, what it gives back, and what it writes."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qafel.experiments.reproduce.claims import Claim
+from qafel.experiments.reproduce.runs import Outcome, State, run_all
+from qafel.records import provenance
+from qafel.sim import Settings
+
+PACKAGES = ("qafel", "numpy", "numba", "torch")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a study is asked."""
+
+    data: str | None = None
+    seeds: int = 3
+    quick: bool = False
+    jobs: int | None = None
+    out: Path | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    tell: Callable[[str, float], None] = lambda _what, _share: None
+    """Called with what is being done, and how much of it is done."""
+
+    def folder(self, data: str) -> Path:
+        """Where results go: runs/reproduce-DATA when nobody says."""
+        quick = "-quick" if self.quick else ""
+        return self.out or Path("runs") / f"reproduce-{Path(data).name.partition('.')[0]}{quick}"
+
+    def run(self, wanted: Mapping[str, Settings], folder: Path) -> dict[str, Outcome]:
+        """Run what has not been run."""
+        done: dict[str, float] = {}
+
+        def tell(state: State) -> None:
+            most = wanted[state.name].uploads
+            done[state.name] = 1.0 if state.finished else min(1.0, state.uploads / most)
+            percent = f", {100 * state.accuracy:.1f} %" if state.accuracy else ""
+            self.tell(f"{state.name}: {state.uploads:,} uploads{percent}", sum(done.values()) / len(wanted))
+
+        return run_all(wanted, folder / "runs", jobs=self.jobs, tell=tell)
+
+
+class Printed(msgspec.Struct, frozen=True):
+    """A table for people."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+class Study(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out."""
+
+    name: str
+    data: str
+    tables: list[Printed]
+    claims: list[Claim]
+    numbers: dict[str, Any]
+    """Everything, for machines."""
+    notes: list[str]
+    files: list[str]
+
+
+def finish(
+    name: str,
+    folder: Path,
+    *,
+    data: str,
+    tables: Sequence[Printed],
+    claims: Sequence[Claim],
+    numbers: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    figures: Sequence[Path] = (),
+) -> Study:
+    """Write JSON and CSV beside the figures, and give the study back."""
+    folder.mkdir(parents=True, exist_ok=True)
+    body = {
+        "study": name,
+        "data": data,
+        "claims": claims,
+        "numbers": numbers,
+        "notes": list(notes),
+        **provenance(*PACKAGES),
+    }
+    plain = finite(msgspec.to_builtins(body))
+    files = [folder / f"{name}.json", *(folder / f"{name}{_suffix(k)}.csv" for k in range(len(tables)))]
+    files[0].write_bytes(msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n")
+    for path, table in zip(files[1:], tables, strict=True):
+        path.write_text(_csv(table), encoding="utf-8")
+    return Study(
+        name=name,
+        data=data,
+        tables=list(tables),
+        claims=list(claims),
+        numbers=plain["numbers"],
+        notes=list(notes),
+        files=[str(path) for path in (*files, *figures)],
+    )
+
+
+def _suffix(k: int) -> str:
+    return "" if k == 0 else f"-{k + 1}"
+
+
+def _csv(table: Printed) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows(table.rows)
+    return text.getvalue()
+
+
+def finite(value: Any) -> Any:
+    """The same with null for numbers that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,269 @@
+"""``qafel reproduce``: the paper's tables, figures and claims."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qafel import theory as formulas
+from qafel.client import Task
+from qafel.errors import ConfigError
+from qafel.experiments.paper import paper_bytes
+from qafel.experiments.reproduce import STUDIES, cells, claims, mushrooms, problem, reproduce, rows, yardstick
+from qafel.experiments.reproduce.logistic import Logistic
+from qafel.experiments.reproduce.runs import Diverged, run_all
+from qafel.sim import settings
+from qafel.tasks import data as datasets
+
+TINY = {"clients": 60, "uploads": 60, "evaluate_every": 20, "target": 0.3, "held_out_samples": 40}
+DATA = os.environ.get("QAFEL_DATA")
+
+
+def tiny(name: str, out: Path, **more: Any) -> Any:
+    return reproduce(name, quick=True, seeds=1, out=out, changes={**TINY, **more})
+
+
+def test_the_paper_sizes_stand_beside_every_cell() -> None:
+    sizes = {cell.name: cell.sizes for cell in (*cells.table1("affine"), *cells.table2())}
+    assert sizes["fedbuff"] == (117_128, 117_128)
+    assert sizes["affine-8-2"] == (29_924, 8_108)
+    assert sizes["affine-4-4"] == (15_380, 15_380)
+    assert sizes["topk-2"] == (8_108, 15_404)
+
+
+def test_every_cell_is_a_valid_run_and_seeds_are_paired() -> None:
+    shared = cells.base("faces")
+    for found in (cells.table1("affine"), cells.table1("bucketed"), cells.table2(), cells.concurrency()):
+        for cell in found:
+            chosen = cells.chosen(cell, shared, 2)
+            assert (chosen.seed, chosen.target, chosen.evaluate_every, chosen.smoothing) == (2, 0.9, 250, 3)
+            assert chosen.job(29_282).buffer_size == 10
+
+
+def test_table2_writes_json_and_csv_and_the_second_call_runs_nothing(tmp_path: Path) -> None:
+    study = tiny("table2", tmp_path)
+    assert {Path(file).name for file in study.files} == {"table2.json", "table2.csv"}
+    found = json.loads((tmp_path / "table2.json").read_text())
+    row = found["numbers"]["rows"][2]
+    assert row["name"] == "topk-4"
+    assert row["paper_thousands"] == [42.4, 10.4]
+    assert row["paper_kb_up"] == 15.38
+    assert row["reached"] == 1
+    assert row["uploads"] == [60]
+    frames = row["kb_up"] * 1000
+    assert paper_bytes("affine:4") < frames <= paper_bytes("affine:4") + 64
+    assert row["mb_up"][0] == pytest.approx(60 * frames / 1e6)
+    assert found["commit"] is None or isinstance(found["commit"], str)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("summary.json")}
+    assert len(before) == 4
+    again = tiny("table2", tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("summary.json")} == before
+    assert again.numbers == study.numbers
+
+
+def test_runs_that_never_reach_the_target_are_reported(tmp_path: Path) -> None:
+    study = tiny("table2", tmp_path, target=0.999, uploads=40)
+    assert all(row[2].startswith("never (best ") for row in study.tables[0].rows)
+    assert len(study.notes) == 4
+    assert "did not reach 100 % in 40 uploads" in study.notes[0]
+
+
+def test_concurrency_draws_png_and_svg(tmp_path: Path) -> None:
+    study = tiny("concurrency", tmp_path, uploads=40)
+    kinds = {Path(file).suffix for file in study.files}
+    assert kinds == {".json", ".csv", ".png", ".svg"}
+    assert (tmp_path / "concurrency.png").read_bytes().startswith(b"\x89PNG")
+    assert len(study.claims) == 2
+
+
+def test_whole_vector_qsgd_at_the_server_diverges_is_kept_as_a_result_and_names_the_fix(
+    tmp_path: Path,
+) -> None:
+    study = tiny("hidden-state", tmp_path, uploads=400, evaluate_every=100)
+    named = {claim.text: claim for claim in study.claims}
+    diverged = named["4-bit QSGD with one L2 norm over the whole vector diverges as a server quantizer"]
+    assert diverged.held
+    assert "x − x̂ diverges" in diverged.numbers
+    assert "use qsgd:4,bucket=256,norm=max" in diverged.numbers
+    assert named["scaled to a contraction, or in max-norm buckets, it converges"].held
+    assert named["the hidden state keeps x̂ near x, where naive quantization does not"].held
+    assert (tmp_path / "runs" / "hidden-qafel-whole-seed0.diverged").exists()
+
+
+def test_jobs_do_not_show_in_the_result(tmp_path: Path) -> None:
+    wanted = {f"seed{k}": settings({**TINY, "seed": k}) for k in range(2)}
+    alone, together = run_all(wanted, tmp_path / "a", jobs=1), run_all(wanted, tmp_path / "b", jobs=2)
+    for name in wanted:
+        mine, theirs = alone[name], together[name]
+        assert not isinstance(mine, Diverged)
+        assert not isinstance(theirs, Diverged)
+        assert mine.summary.digest == theirs.summary.digest
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "qafel", "reproduce", "table2", "--quick", "--seeds", "1", "--jobs", "1"]
+    for name, value in {**TINY, "uploads": 200, "target": 0.99}.items():
+        command += ["--set", f"{name}={value}"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "killed"), "--json"], stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list((tmp_path / "killed").rglob("summary.json")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for out in ("killed", "whole"):
+        subprocess.run([*command, "--out", str(tmp_path / out)], check=True, capture_output=True, timeout=240)
+    killed, whole = (json.loads((tmp_path / out / "table2.json").read_text()) for out in ("killed", "whole"))
+    assert killed["numbers"] == whole["numbers"]
+    assert killed["notes"] == whole["notes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["tabel1"], "there is no study 'tabel1'; did you mean 'table1'?"),
+        (["table1", "--seeds", "0"], "--seeds must be at least 1, not 0"),
+        (["table1", "--jobs", "0"], "--jobs must be at least 1, not 0"),
+        (["table1", "--set", "uplods=3"], "there is no setting 'uplods' (--set); did you mean 'uploads'?"),
+        (["table1", "--data", "nope.npz"], "unknown data 'nope.npz'"),
+        (["mushrooms", "--data", "digits"], "digits is not a table of numbers with two classes"),
+    ],
+)
+def test_bad_input_gets_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    command = [sys.executable, "-m", "qafel", "reproduce", *arguments, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_the_folder_of_other_settings_is_not_mixed_in(tmp_path: Path) -> None:
+    tiny("table2", tmp_path, uploads=40)
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        tiny("table2", tmp_path, uploads=60)
+
+
+def test_intervals_are_students() -> None:
+    assert [round(rows.student(k), 3) for k in (1, 2, 4, 30)] == [12.706, 4.303, 2.776, 2.042]
+    mean, low, high = rows.interval([1.0, 1.2, 1.1, 0.9, 1.3])
+    assert mean == pytest.approx(1.1)
+    assert high - mean == pytest.approx(2.776 * 0.15811 / math.sqrt(5), 1e-3)
+    assert low == pytest.approx(2 * mean - high)
+
+
+def _row(name: str, uploads: list[int | None], up: float, down: float) -> rows.Row:
+    there = [u for u in uploads if u is not None]
+    mean = sum(there) / len(there) / 1000 if there else math.nan
+    return rows.Row(
+        name=name,
+        label=name,
+        runs=len(uploads),
+        reached=len(there),
+        diverged=None,
+        uploads=uploads,
+        best_accuracy=[0.9] * len(uploads),
+        thousands=(mean, 0.0),
+        kb_up=up,
+        kb_down=down,
+        mb_up=(mean * up, 0.0),
+        mb_down=(mean * down / 10, 0.0),
+        paper_thousands=None,
+        paper_kb_up=None,
+        paper_kb_down=None,
+        formula_mb_up=None,
+        formula_mb_down=None,
+    )
+
+
+def test_claims_hold_on_the_papers_own_table_but_for_the_caption_of_its_figure() -> None:
+    found = {"fedbuff": _row("fedbuff", [26_100], 117.128, 117.128)}
+    for (client, server), (thousands, _) in cells.TABLE1.items():
+        sizes = [paper_bytes(f"affine:{bits}") / 1000 for bits in (client, server)]
+        name = f"affine-{client}-{server}"
+        found[name] = _row(name, [round(1000 * thousands)], *sizes)
+    four = rows.Paired("affine-4-4", 3, (27.8 / 26.1, 1.0, 1.2), (7.15, 7.0, 7.3), (7.15, 7.0, 7.3))
+    held = [claim.held for claim in claims.table1(found, four, 150_000, "affine")]
+    assert held == [True, True, True, True, True, False]  # 8/2 saves 2.9× up, 2/8 saves 1.7× down
+
+
+def test_a_cell_that_never_arrives_counts_with_all_it_was_given() -> None:
+    assert claims.thousands(_row("x", [2000, None], 1, 1), 10_000) == 6.0
+
+
+def test_local_training_of_the_study_equals_plain_numpy_and_its_optimum_is_one() -> None:
+    learner = Logistic(datasets.load("breast-cancer"))
+    x = np.random.default_rng(0).standard_normal(learner.x.size).astype(np.float32)
+    for client in (0, 7, 99):
+        mine = learner.delta(Task(client, 0, 0, 0, x), learner.samples(client))
+        slow = learner.slow_delta(x, client)
+        assert np.abs(mine - slow).max() <= 1e-5 * np.abs(slow).max()
+    optimum = learner.optimum()
+    rng = np.random.default_rng(1)
+    for scale in (1e-3, 1.0, 10.0):
+        assert learner.objective(scale * rng.standard_normal(learner.x.size)) > optimum
+
+
+def test_mushrooms_in_miniature_continues_and_times_the_twin(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(mushrooms, "QUICK_STEPS", 120)
+    monkeypatch.setattr(yardstick, "TIMED_UPLOADS", 800)
+    monkeypatch.setattr(yardstick, "SLOW_UPLOADS", 80)
+    study = reproduce("mushrooms", quick=True, seeds=1, out=tmp_path, jobs=2)
+    assert study.numbers["speed"]["ratio"] > 0
+    gaps = study.numbers["gaps"]
+    assert gaps["FedBuff"]["100"] > 0
+    assert set(gaps) == set(mushrooms.REFERENCE)
+    again = reproduce("mushrooms", quick=True, seeds=1, out=tmp_path, jobs=2)
+    assert again.numbers["gaps"] == gaps
+
+
+@pytest.mark.skipif(DATA is None, reason="QAFEL_DATA does not name the folder of mushrooms.libsvm.gz")
+def test_on_the_real_mushrooms_f_star_and_the_first_steps_are_the_authors() -> None:
+    learner = Logistic(datasets.load(str(Path(DATA or "") / "mushrooms.libsvm.gz")))
+    optimum = learner.optimum()
+    assert abs(optimum - mushrooms.OPTIMUM) < 1e-9
+    found = mushrooms.runs(learner.x.size)
+    for name in ("FedBuff", "QAFeL qsgd c4 s8"):
+        gaps = dict(mushrooms.run(learner, optimum, found[name], 1000, 0))
+        assert gaps[100] == pytest.approx(mushrooms.REFERENCE[name][0], rel=0.15)
+        assert gaps[1000] == pytest.approx(mushrooms.REFERENCE[name][1], rel=0.15)
+
+
+def test_the_problem_of_the_theorem_has_the_constants_it_claims() -> None:
+    found = problem.Problem(0.1)
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(problem.SIZE) for _ in range(2))
+
+    def gradient(client: int, w: Any) -> Any:
+        rows = found.signed[client]
+        return -(rows.T @ (1 / (1 + np.exp(rows @ w)))) / problem.SAMPLES
+
+    for client in range(problem.CLIENTS):
+        assert np.linalg.norm(gradient(client, x)) <= 1
+        apart = np.linalg.norm(gradient(client, x) - gradient(client, y))
+        assert apart <= found.smoothness * np.linalg.norm(x - y)
+    assert np.allclose(np.linalg.norm(found.flat, axis=1), 1)
+
+
+def test_a_run_stays_below_the_theorems_bound_and_the_condition_holds() -> None:
+    chosen = problem.quantizers("both", 2)
+    found = problem.measure(chosen, 250, 0)
+    seen = problem.setting(chosen, 250, found.max_staleness)
+    assert formulas.condition(seen) <= 1
+    assert 0 < found.mean_gradient <= formulas.bound(seen).total
+    assert len(found.gradients) == 251
+
+
+def test_all_names_every_study() -> None:
+    from qafel.cli.reproduce import NAMES
+
+    assert set(NAMES) == set(STUDIES)
