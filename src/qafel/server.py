@@ -9,7 +9,7 @@ paper).
 
 ``receive`` never raises for what a client sent: a frame that is not taken is a ``Rejected`` event with a
 reason, changes nothing, and is counted. It raises DivergenceError, and from then on does nothing else, when
-the quantizer alone has blown up x − x̂ a thousandfold or the model has left float32.
+the quantizer alone has blown up x − x̂ a hundredfold or the model has left float32.
 """
 
 import math
@@ -31,7 +31,7 @@ from qafel.wire import CatchUp, Increment, Rejected, Snapshot, Update, Welcome
 
 STATE_MAGIC = b"QS"
 STATE_FORMAT = 1
-GROWTH_LIMIT = math.log(1000.0)
+GROWTH_LIMIT = math.log(100.0)
 """How far the quantizer alone may blow up ‖x − x̂‖ before the server stops."""
 
 

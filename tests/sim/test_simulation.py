@@ -247,6 +247,47 @@ def test_fedavg_is_synchronous_and_all_algorithms_run() -> None:
     assert found["fedavg"].time > found["fedbuff"].time
 
 
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_workers_that_dawdle_at_the_queue_change_nothing(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens and orders are taken at different moments; whoever comes between them finds what it should."""
+    import contextlib
+    import os
+    import random
+    import time
+
+    from qafel.sim import workers as pool
+
+    alone = run(uploads=1200, evaluate_every=100, rate=60.0)
+    prompt, parent = pool._Shared.locked, os.getpid()
+
+    @contextlib.contextmanager
+    def dawdling(shared: Any, *check: Any) -> Iterator[None]:
+        luck = random.Random(time.perf_counter_ns()).random()
+        if os.getpid() != parent and luck < 0.1:
+            time.sleep(0.02 * luck)
+        with prompt(shared, *check):
+            yield
+        if luck > 0.95:
+            time.sleep(0.002)
+
+    monkeypatch.setattr(pool._Shared, "locked", dawdling)
+    assert run(workers=workers, uploads=1200, evaluate_every=100, rate=60.0).digest == alone.digest
+
+
+def test_training_that_diverges_is_a_divergence_whoever_trains() -> None:
+    from qafel.errors import DivergenceError
+
+    class Wild(Quadratic):
+        def delta(self, task: Any, samples: Any) -> Any:
+            raise DivergenceError("the loss is not finite")
+
+    for workers in (1, 2):
+        with pytest.raises(DivergenceError, match="the loss is not finite"):
+            run(workers=workers, learner=Wild())
+
+
 def test_a_dead_worker_is_noticed(tmp_path: Path) -> None:
     import os
     import signal

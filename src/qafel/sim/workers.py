@@ -36,7 +36,7 @@ from qafel import wire
 from qafel.client import assign
 from qafel.coding import work
 from qafel.config import Job
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, DivergenceError
 from qafel.sim.frames import Frames
 from qafel.sim.pool import Learner, Trainer, WorkerError, sentence
 from qafel.sim.timeline import Event
@@ -64,7 +64,7 @@ class _Shared:
         box = max(job.quantizers()[0].max_bytes(job.size) + wire.MAX_OVERHEAD, LAST_WORDS)
         count = max(2 * workers, min(BOXES, ROOM // box))
         places = max(4, min(VERSIONS, ROOM // (4 * job.size)))
-        self.workers, self.low = workers, min(count // 2, workers * (BATCH + 1))
+        self.parent, self.low = os.getpid(), min(count // 2, workers * (BATCH + 1))
         self.versions: Any = _array((places, job.size), np.float32)
         self.model: Any = _array((job.size,), np.float32)
         self.boxes: Any = _array((count, box), np.uint8)
@@ -95,11 +95,13 @@ class _Shared:
     @contextlib.contextmanager
     def locked(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Whoever holds the key may touch the queue; ``check`` is called when it does not come back."""
+        key = select.poll()
+        key.register(self._key[0], select.POLLIN)
         while True:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._key[0], 1)
                 break
-            if not select.select([self._key[0]], [], [], MILLISECONDS / 1000)[0]:
+            if not key.poll(MILLISECONDS):
                 check()
         try:
             yield
@@ -107,17 +109,20 @@ class _Shared:
             os.write(self._key[1], b".")
 
     def next_orders(self) -> list[Any]:
-        """Orders for a worker; it waits for them. None when this process is gone."""
-        if not os.read(self.tokens[0], 1):
+        """Orders for a worker; it waits for them. None when this process is gone.
+
+        A token is read before its order is taken, and written after the order is there: whoever has tokens
+        finds as many orders.
+        """
+        many = max(0, min(BATCH - 1, self.length - 1 - self.low))
+        held = len(os.read(self.tokens[0], 1 + many))
+        if not held:
             return []
-        with self.locked():
+        with self.locked(_check_parent(self.parent)):
             first, length = int(self.ends[0]), self.length
-            more = max(0, min(BATCH - 1, length - 1 - self.low))  # other workers have tokens for the rest
-            self.ends[0] += 1 + more
-            orders: list[Any] = self.queue[first : first + 1 + more].tolist()
-        if more:
-            os.read(self.tokens[0], more)
-        if length - 1 - more == self.low:
+            self.ends[0] += held
+            orders: list[Any] = self.queue[first : first + held].tolist()
+        if length > self.low >= length - held:
             os.write(self.bell[1], b".")
         return orders
 
@@ -126,6 +131,16 @@ class _Shared:
         for end in (*self.tokens, *self.answers, *self.bell, *self._key):
             with contextlib.suppress(OSError):
                 os.close(end)
+
+
+def _check_parent(parent: int) -> Callable[[], None]:
+    """End this worker when the process that forked it is gone."""
+
+    def check() -> None:
+        if os.getppid() != parent:
+            os._exit(0)
+
+    return check
 
 
 def _array(shape: tuple[int, ...], kind: Any) -> Any:
@@ -145,12 +160,16 @@ class Workers:
         self._bell.register(self._shared.bell[0], select.POLLIN)
         context = multiprocessing.get_context("fork")
         self._processes: list[Any] = []
-        for k in range(count):
-            process = context.Process(target=_work, args=(k, self._shared, job, learner), daemon=True)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # forking a process that has threads
-                process.start()
-            self._processes.append(process)
+        try:
+            for k in range(count):
+                process = context.Process(target=_work, args=(k, self._shared, job, learner), daemon=True)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # forking a process that has threads
+                    process.start()
+                self._processes.append(process)
+        except BaseException:
+            self.close()
+            raise
         os.set_blocking(self._shared.answers[0], False)
         places = len(self._shared.versions)
         self._boxes = list(range(len(self._shared.boxes)))
@@ -216,6 +235,7 @@ class Workers:
         """Stop the workers."""
         for process in self._processes:
             process.kill()
+        for process in self._processes:
             process.join()
         self._shared.close()
 
@@ -257,7 +277,10 @@ class Workers:
         for kind, box, task, number, loss in _ANSWER.iter_unpack(data):
             self._boxes.append(box)
             if kind == FAILED:
-                message, remote = self._shared.take(box, number).decode(errors="replace").split("\0", 1)
+                said = self._shared.take(box, number).decode(errors="replace")
+                error, message, remote = said.split("\0", 2)
+                if error == DivergenceError.__name__:
+                    raise DivergenceError(message)
                 raise WorkerError(message, remote)
             if kind == TRAIN:
                 self._frames.put(task, self._shared.take(box, number))
@@ -303,7 +326,9 @@ def _work(k: int, shared: _Shared, job: Job, learner: Learner) -> None:
                 if kind == JUDGE:
                     yield JUDGE, box, chunk, *learner.judge(model, chunk)
         except Exception as error:
-            words = f"{sentence(error)}\0{traceback.format_exc()}".encode()[:LAST_WORDS]
+            words = f"{type(error).__name__}\0{sentence(error)}\0{traceback.format_exc()}".encode()[
+                :LAST_WORDS
+            ]
             box = orders[-1][-1]
             shared.put(box, words)
             yield FAILED, box, 0, len(words), 0.0
