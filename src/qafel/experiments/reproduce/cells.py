@@ -19,6 +19,8 @@ TARGET = 0.9
 MOST_UPLOADS = 25_000
 HIDDEN_UPLOADS = 6000
 """Of every run in the study of the hidden state."""
+CONCURRENT_UPLOADS = 60_000
+"""Where weights of 1/√(1 + τ) slow everything down."""
 QUICK = {"target": 0.8, "uploads": 2000, "evaluate_every": 250}
 """A few minutes: an easier target, and no more uploads than this."""
 RATES = {100: 125.0, 500: 627.0, 1000: 1253.0}
@@ -37,16 +39,17 @@ class Cell(msgspec.Struct, frozen=True):
     """The paper's bytes an upload and a download, by its formula."""
 
 
-def base(data: str, *, quick: bool = False, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def base(
+    data: str,
+    *,
+    quick: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    uploads: int = MOST_UPLOADS,
+) -> dict[str, Any]:
     """The settings that all cells share; a file of samples without users holds out 10 %, else 20 %."""
     held = 0.1 if Path(data).suffix == ".npz" else 0.2
-    shared = {"data": data, "held_out": held, "target": TARGET, "uploads": MOST_UPLOADS}
+    shared = {"data": data, "held_out": held, "target": TARGET, "uploads": uploads}
     return shared | (QUICK if quick else {}) | dict(changes or {})
-
-
-def without_target(shared: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for runs of one length."""
-    return {**shared, "uploads": min(shared["uploads"], HIDDEN_UPLOADS)}
 
 
 def chosen(cell: Cell, shared: Mapping[str, Any], seed: int) -> Settings:
@@ -137,11 +140,13 @@ def hidden_state() -> list[Cell]:
 
     All run for the same number of uploads, without a target.
     """
-    good, whole = "qsgd:4,bucket=256,norm=max", "qsgd:4"
+    good, coarse, whole = "qsgd:4,bucket=256,norm=max", "qsgd:2,bucket=256,norm=max", "qsgd:4"
     kinds = [
         ("fedbuff", "FedBuff", "fedbuff", None, None),
         ("qafel-bucketed", "QAFeL, 4-bit QSGD in max-norm buckets", "qafel", good, good),
         ("naive-bucketed", "naive, 4-bit QSGD in max-norm buckets", "naive", good, good),
+        ("qafel-coarse", "QAFeL, 2-bit QSGD in max-norm buckets", "qafel", coarse, coarse),
+        ("naive-coarse", "naive, 2-bit QSGD in max-norm buckets", "naive", coarse, coarse),
         ("qafel-affine", "QAFeL, 4-bit affine", "qafel", "affine:4", "affine:4"),
         ("naive-affine", "naive, 4-bit affine", "naive", "affine:4", "affine:4"),
         ("qafel-whole", "QAFeL, server 4-bit QSGD of the whole vector", "qafel", good, whole),

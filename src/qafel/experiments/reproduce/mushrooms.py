@@ -17,7 +17,7 @@ import numpy as np
 from qafel.experiments.reproduce import figures, yardstick
 from qafel.experiments.reproduce.claims import Claim
 from qafel.experiments.reproduce.logistic import BUFFER, CLIENTS, RATE, STEPS, Logistic, settings
-from qafel.experiments.reproduce.runs import State, Tell, in_parallel
+from qafel.experiments.reproduce.runs import State, Tell, in_parallel, run_to_the_end, store
 from qafel.experiments.reproduce.study import Options, Printed, Study, finish
 from qafel.quantizers import quantizer
 from qafel.sim import Simulation
@@ -84,7 +84,7 @@ def run(
             tell(simulation.uploads)
             due = next(wanted)
 
-    Simulation(settings(chosen, steps * BUFFER, seed), learner, workers=1, progress=look).run()
+    run_to_the_end(Simulation(settings(chosen, steps * BUFFER, seed), learner, workers=1, progress=look))
     return found
 
 
@@ -139,9 +139,7 @@ def _one(
     tell: Tell,
 ) -> None:
     gaps = run(learner, optimum, chosen, steps, seed, lambda uploads: tell(State(name, uploads, 0.0)))
-    part = file.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(gaps))
-    part.replace(file)
+    store(file, gaps)
     tell(State(name, steps * BUFFER, 0.0, finished=True))
 
 

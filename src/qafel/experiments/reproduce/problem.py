@@ -19,6 +19,7 @@ import numpy as np
 from qafel import theory as formulas
 from qafel import wire
 from qafel.client import Task
+from qafel.experiments.reproduce.runs import run_to_the_end
 from qafel.sim import Simulation, settings
 from qafel.streams import generator
 from qafel.vectors import Vector
@@ -137,7 +138,7 @@ def measure(chosen: Mapping[str, str], steps: int, seed: int) -> Measured:
             errors.append(run.residual**2)
 
     run = Simulation(settings({**chosen, **chosen_too}), problem, workers=1, progress=look)
-    run.run()
+    run_to_the_end(run)
     return Measured(
         statistics.fmean(gradients[:steps]),
         statistics.fmean(errors),

@@ -73,9 +73,9 @@ def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
     )
 
 
-def rows(cells: Sequence[Cell], found: Mapping[str, Outcome]) -> list[Row]:
-    """The rows of some cells from all runs, by folder name."""
-    return [row(cell, [found[name] for name in seeds(cell.name, found)]) for cell in cells]
+def rows(cells: Sequence[Cell], found: Mapping[str, Outcome], most: int) -> list[Row]:
+    """The rows of some cells, from their first ``most`` seeds: the same seeds in every row."""
+    return [row(cell, [found[name] for name in seeds(cell.name, found)[:most]]) for cell in cells]
 
 
 def seeds(cell: str, found: Mapping[str, Any]) -> list[str]:

@@ -27,6 +27,8 @@ class Diverged(msgspec.Struct, frozen=True):
     """A run that had to stop, and what was said of it."""
 
     sentence: str
+    settings: str
+    """Of the run, as TOML."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -52,18 +54,26 @@ def run_all(
     out.mkdir(parents=True, exist_ok=True)
     for name, chosen in wanted.items():
         comparison.check(chosen, out / name)
-    todo = [name for name in wanted if _finished(out / name) is None]
+    todo = [name for name, chosen in wanted.items() if _finished(out / name, chosen) is None]
     workers = max(1, cores() // jobs)
     tasks = {name: partial(_one, wanted[name], out / name, workers) for name in todo}
     in_parallel(tasks, jobs, tell)
-    found = {name: _finished(out / name) for name in wanted}
-    return {name: outcome for name, outcome in found.items() if outcome is not None}
+    found: dict[str, Outcome] = {}
+    for name, chosen in wanted.items():
+        outcome = _finished(out / name, chosen)
+        if outcome is None:
+            raise QafelError(f"the run {name} has not ended; start the command again to go on")
+        found[name] = outcome
+    return found
 
 
-def _finished(folder: Path) -> Outcome | None:
-    diverged = folder.with_name(folder.name + ".diverged")
-    if diverged.exists():
-        return Diverged(diverged.read_text(encoding="utf-8").strip())
+def _finished(folder: Path, chosen: Settings) -> Outcome | None:
+    file = folder.with_name(folder.name + ".diverged")
+    if file.exists():
+        diverged = msgspec.json.decode(file.read_bytes(), type=Diverged)
+        if diverged.settings != chosen.to_toml():
+            raise ConfigError(f"{file} is of a run with other settings; choose another --out")
+        return diverged
     return load(folder) if (folder / "summary.json").exists() else None
 
 
@@ -79,8 +89,22 @@ def _one(chosen: Settings, folder: Path, workers: int, tell: Tell) -> None:
     try:
         comparison.one(chosen, folder, workers, progress)
     except DivergenceError as error:
-        folder.with_name(folder.name + ".diverged").write_text(f"{error}\n", encoding="utf-8")
+        store(folder.with_name(folder.name + ".diverged"), Diverged(str(error), chosen.to_toml()))
     tell(State(folder.name, last, 0.0, finished=True))
+
+
+def run_to_the_end(simulation: Simulation) -> None:
+    """Run, and let nobody take half a run for a whole one."""
+    simulation.run()
+    if simulation.stopped:
+        raise Stopped("stopped; the same command goes on from here")
+
+
+def store(path: Path, value: Any) -> None:
+    """Write JSON, all of it or nothing."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(msgspec.json.encode(value))
+    part.replace(path)
 
 
 def in_parallel(tasks: Mapping[str, Callable[[Tell], None]], jobs: int, tell: Tell) -> None:
@@ -132,7 +156,8 @@ def _fork(tasks: Mapping[str, Callable[[Tell], None]], jobs: int, tell: Tell) ->
 
 
 def _child(pipe: Connection, name: str, task: Callable[[Tell], None]) -> None:
-    """One task in a process of its own."""
+    """One task in a process of its own, in a group of its own: Ctrl-C reaches the parent, who says stop."""
+    os.setpgrp()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: stop, saved, when the parent is gone
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -144,4 +169,4 @@ def _child(pipe: Connection, name: str, task: Callable[[Tell], None]) -> None:
         except Exception as error:
             pipe.send_bytes(f"!{name} failed: {type(error).__name__}: {error}".encode())
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(0)  # whoever asked is gone, or wants no more
+        os._exit(130)  # whoever asked is gone, or wants no more

@@ -81,7 +81,7 @@ def finish(
     notes: Sequence[str] = (),
     figures: Sequence[Path] = (),
 ) -> Study:
-    """Write JSON and CSV beside the figures, and give the study back."""
+    """Write JSON, CSV and Markdown beside the figures, and give the study back."""
     folder.mkdir(parents=True, exist_ok=True)
     body = {
         "study": name,
@@ -96,7 +96,8 @@ def finish(
     files[0].write_bytes(msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n")
     for path, table in zip(files[1:], tables, strict=True):
         path.write_text(_csv(table), encoding="utf-8")
-    return Study(
+    files.append(folder / f"{name}.md")
+    study = Study(
         name=name,
         data=data,
         tables=list(tables),
@@ -105,6 +106,22 @@ def finish(
         notes=list(notes),
         files=[str(path) for path in (*files, *figures)],
     )
+    files[-1].write_text(markdown(study, [path.name for path in figures]), encoding="utf-8")
+    return study
+
+
+def markdown(study: Study, figures: Sequence[str] = ()) -> str:
+    """A page to read: tables, claims and figures."""
+    lines = []
+    for table in study.tables:
+        lines += [f"**{table.title}**", "", f"| {' | '.join(table.columns)} |"]
+        lines += ["|---" + "|--:" * (len(table.columns) - 1) + "|"]
+        lines += [f"| {' | '.join(row)} |" for row in table.rows] + [""]
+    lines += ["| claim | here | numbers |", "|---|---|---|"]
+    lines += [f"| {c.text} | {'held' if c.held else '**not held**'} | {c.numbers} |" for c in study.claims]
+    lines += ["", *(f"- {note}" for note in study.notes)]
+    lines += ["", *(f"![{name}]({name})" for name in figures if name.endswith(".png"))]
+    return "\n".join(lines).strip() + "\n"
 
 
 def _suffix(k: int) -> str:

@@ -21,7 +21,7 @@ from qafel.experiments.reproduce.problem import (
     quantizers,
     setting,
 )
-from qafel.experiments.reproduce.runs import State, Tell, in_parallel
+from qafel.experiments.reproduce.runs import State, Tell, in_parallel, store
 from qafel.experiments.reproduce.study import Options, Printed, Study, finish
 from qafel.sim.settings import cores
 
@@ -65,9 +65,7 @@ def theory(options: Options) -> Study:
 
 
 def _one(chosen: dict[str, str], steps: int, seed: int, name: str, file: Path, tell: Tell) -> None:
-    part = file.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(measure(chosen, steps, seed)))
-    part.replace(file)
+    store(file, measure(chosen, steps, seed))
     tell(State(name, steps * BUFFER, 0.0, finished=True))
 
 
@@ -178,10 +176,7 @@ def _study(
             (
                 "server step t",
                 "‖x − x̂‖²",
-                [
-                    (f"{bits} bits", range(1, last + 1), _smooth(found[f"both-{bits}-T{last}"], last))
-                    for bits in (2, 4, 8)
-                ]
+                [(f"{bits} bits", *_curve(found[f"both-{bits}-T{last}"], last)) for bits in (2, 4, 8)]
                 + [("bound, 2 bits", (1, last), (limits[f"both-2-T{last}"],) * 2)],
             ),
         ],
@@ -223,6 +218,7 @@ def _slope(lengths: Sequence[int], values: Sequence[float]) -> float:
     return math.log(values[-1] / values[0]) / math.log(lengths[-1] / lengths[0])
 
 
-def _smooth(runs: Sequence[Measured], steps: int) -> list[float]:
-    """The mean over seeds of ‖x − x̂‖², step by step."""
-    return [statistics.fmean(run.errors[t] for run in runs) for t in range(1, steps + 1)]
+def _curve(runs: Sequence[Measured], steps: int) -> tuple[list[int], list[float]]:
+    """Some steps, evenly spread on a logarithmic axis, and the mean over seeds of ‖x − x̂‖² there."""
+    chosen = sorted({round(steps ** (k / 200)) for k in range(201)})
+    return chosen, [statistics.fmean(run.errors[t] for run in runs) for t in chosen]

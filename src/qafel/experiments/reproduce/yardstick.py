@@ -12,7 +12,7 @@ import numpy as np
 
 from qafel.experiments import twin
 from qafel.experiments.reproduce.logistic import BUFFER, SERVER_RATE, Logistic, settings
-from qafel.experiments.reproduce.runs import Tell, in_parallel
+from qafel.experiments.reproduce.runs import Tell, in_parallel, run_to_the_end
 from qafel.sim import Simulation
 
 TIMED_UPLOADS, SLOW_UPLOADS, ROUNDS = 20_000, 1000, 3
@@ -77,5 +77,5 @@ def _timed(
 ) -> None:
     del tell
     simulation = Simulation(settings(chosen, uploads, seed), learner, workers=1)
-    simulation.run()
+    run_to_the_end(simulation)
     file.write_text(str(uploads / simulation.seconds["total"]), encoding="utf-8")
