@@ -37,7 +37,7 @@ def empty(size: int) -> Vector:
 
 
 def _aligned(raw: npt.NDArray[np.uint8]) -> Vector:
-    start = -raw.ctypes.data % ALIGNMENT
+    start = -raw.__array_interface__["data"][0] % ALIGNMENT
     return raw[start : raw.size + start - ALIGNMENT].view(np.float32)
 
 

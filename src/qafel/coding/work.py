@@ -53,8 +53,8 @@ def over_ranges(kernel: Callable[[int, int], int], size: int, unit: int) -> int:
     Returns the largest value that a call returned: kernels report 0 for "fine" and more for what is wrong.
     """
     global _pool
-    if size == 0:
-        return 0
+    if size <= CHUNK:
+        return kernel(0, size) if size else 0
     length = -(-size // (threads() * unit)) * unit
     length = max(length, -(-CHUNK // unit) * unit)
     if size <= length:

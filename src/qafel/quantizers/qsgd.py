@@ -103,9 +103,9 @@ class QSGD(Dense):
         """Norms, then codes."""
         kernels = self._kernels
         x = vectors.as_vector(x)
-        size, buckets = x.size, self._buckets(x.size)
-        out = scratch(self.max_bytes(size))
-        bits, norms, codes = x.view(np.uint32), out[: 4 * buckets].view(np.uint32), out[4 * buckets :]
+        size, head = x.size, 4 * self._buckets(x.size)
+        out = scratch(head + packed_bytes(size, self.bits))
+        bits, norms, codes = x.view(np.uint32), out[:head].view(np.uint32), out[head:]
         bits.flags.writeable = False
         bucket, l2 = self.bucket or max(size, 1), self.norm == "l2"
         key0, key1 = keys(seed)

@@ -13,8 +13,10 @@ MASK = (1 << 64) - 1
 
 def derive(seed: int, *names: int | str) -> int:
     """The 64-bit seed of the stream called ``names`` under ``seed``."""
-    parts = (f"{len(name)}:{name}" if isinstance(name, str) else f"#{int(name)}" for name in names)
-    return xxhash.xxh3_64_intdigest("/".join([str(int(seed) & MASK), *parts]).encode())
+    text = str(int(seed) & MASK)
+    for name in names:
+        text += f"/{len(name)}:{name}" if isinstance(name, str) else f"/#{int(name)}"
+    return xxhash.xxh3_64_intdigest(text.encode())
 
 
 def keys(seed: int) -> tuple[np.uint32, np.uint32]:

@@ -150,7 +150,13 @@ def hidden_state() -> list[Cell]:
         ("qafel-affine", "QAFeL, 4-bit affine", "qafel", "affine:4", "affine:4"),
         ("naive-affine", "naive, 4-bit affine", "naive", "affine:4", "affine:4"),
         ("qafel-whole", "QAFeL, server 4-bit QSGD of the whole vector", "qafel", good, whole),
-        ("qafel-contracted", "QAFeL, server contract:qsgd:4, its contraction", "qafel", good, f"contract:{whole}"),
+        (
+            "qafel-contracted",
+            "QAFeL, server contract:qsgd:4, its contraction",
+            "qafel",
+            good,
+            f"contract:{whole}",
+        ),
     ]
     cells = []
     for name, label, algorithm, client, server in kinds:

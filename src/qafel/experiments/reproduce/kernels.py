@@ -14,7 +14,7 @@ EXP2 = tuple(F32(np.log(2.0) ** k / np.prod(np.arange(1.0, k + 1))) for k in ran
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
-def descend(x, signs, share, start, rate, decay, steps, scratch, delta):
+def descend(x, signs, share, start, rates, steps, scratch, delta):
     """P full-batch steps of logistic regression with ridge: delta ← y_P − start.
 
     ``x`` has a row per sample, padded with zeros to multiples of 4 rows and 16 columns; ``signs`` is 1 or −1,
@@ -25,7 +25,9 @@ def descend(x, signs, share, start, rate, decay, steps, scratch, delta):
     y, gradient = scratch[0], scratch[1]
     pulls, powers = np.zeros(BLOCK, F32), np.empty(BLOCK, I32)
     numbers = powers.view(F32)
-    for k in range(UINT(size)):
+    rate, decay = rates[0], rates[1]
+    y[:] = F32(0.0)
+    for k in range(start.size):
         y[k] = start[k]
     for _ in range(steps):
         for k in range(UINT(size)):
@@ -33,13 +35,14 @@ def descend(x, signs, share, start, rate, decay, steps, scratch, delta):
         for first in range(0, count, BLOCK):
             rows = min(BLOCK, count - first)
             for i in range(0, rows, 4):
-                a, b, c, d = x[first + i], x[first + i + 1], x[first + i + 2], x[first + i + 3]
+                a = UINT(first + i)
+                b, c, d = a + UINT(1), a + UINT(2), a + UINT(3)
                 p = q = r = s = F32(0.0)
                 for k in range(UINT(size)):
-                    p += a[k] * y[k]
-                    q += b[k] * y[k]
-                    r += c[k] * y[k]
-                    s += d[k] * y[k]
+                    p += x[a, k] * y[k]
+                    q += x[b, k] * y[k]
+                    r += x[c, k] * y[k]
+                    s += x[d, k] * y[k]
                 pulls[i], pulls[i + 1] = p * signs[first + i], q * signs[first + i + 1]
                 pulls[i + 2], pulls[i + 3] = r * signs[first + i + 2], s * signs[first + i + 3]
             for i in range(UINT(BLOCK)):
@@ -58,13 +61,14 @@ def descend(x, signs, share, start, rate, decay, steps, scratch, delta):
             for i in range(UINT(BLOCK)):
                 pulls[i] = share / (F32(1.0) + pulls[i] * numbers[i])
             for i in range(0, rows, 4):
-                a, b, c, d = x[first + i], x[first + i + 1], x[first + i + 2], x[first + i + 3]
+                a = UINT(first + i)
+                b, c, d = a + UINT(1), a + UINT(2), a + UINT(3)
                 p = pulls[i] * signs[first + i]
                 q = pulls[i + 1] * signs[first + i + 1]
                 r = pulls[i + 2] * signs[first + i + 2]
                 s = pulls[i + 3] * signs[first + i + 3]
                 for k in range(UINT(size)):
-                    gradient[k] -= (p * a[k] + q * b[k]) + (r * c[k] + s * d[k])
+                    gradient[k] -= (p * x[a, k] + q * x[b, k]) + (r * x[c, k] + s * x[d, k])
         for k in range(UINT(size)):
             y[k] -= rate * gradient[k]
     for k in range(delta.size):

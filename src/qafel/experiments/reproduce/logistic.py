@@ -41,6 +41,8 @@ class Logistic:
     chunks = 1
 
     def __init__(self, table: Table, clients: int = CLIENTS) -> None:
+        from qafel.experiments.reproduce import kernels
+
         if table.classes != 2 or table.x.ndim != 2:
             raise ConfigError(f"{table.source} is not a table of numbers with two classes")
         if clients > len(table.y):
@@ -55,7 +57,9 @@ class Logistic:
         self.fingerprint = wire.fingerprint(self.x64.tobytes())
         self.rows = np.array_split(np.arange(len(table.y)), clients)
         self.shares = [self._share(rows) for rows in self.rows]
-        self._scratch = np.zeros((3, self.shares[0][0].shape[1]), np.float32)
+        self._scratch = np.zeros((2, self.shares[0][0].shape[1]), np.float32)
+        self._rates = np.array([RATE, self.ridge], np.float32)
+        self._descend: Any = kernels.descend
 
     def _share(self, rows: npt.NDArray[np.int64]) -> tuple[Vector, Vector, np.float32]:
         """A client's samples, padded as the kernel wants them: (x, signs, 1/number of samples)."""
@@ -76,13 +80,9 @@ class Logistic:
 
     def delta(self, task: Task, samples: Any) -> Vector:
         """y_P − y_0."""
-        from qafel.experiments.reproduce import kernels
-
-        delta, start = np.empty_like(self.x), self._scratch[2]
-        start[: self.x.size] = task.x
-        rate, ridge = np.float32(RATE), np.float32(self.ridge)
+        delta = np.empty_like(self.x)
         x, signs, share = samples
-        kernels.descend(x, signs, share, start, rate, ridge, STEPS, self._scratch, delta)
+        self._descend(x, signs, share, task.x, self._rates, STEPS, self._scratch, delta)
         return delta
 
     def slow_delta(self, x: Vector, client: int) -> Vector:
