@@ -205,7 +205,7 @@ def hidden_state(options: Options) -> Study:
         [("client uploads", "‖x − x̂‖", error)],
     )
     drawn += figures.lines(
-        folder / "hidden-state-accuracy", [("client uploads", "accuracy", accuracy)], logarithmic=""
+        folder / "hidden-state-accuracy", [("client uploads", "accuracy", accuracy)], logarithmic=("",)
     )
     table = Printed(
         f"The hidden state: {data}, {shared['uploads']:,} uploads",

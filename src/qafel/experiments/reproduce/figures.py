@@ -9,6 +9,8 @@ from qafel.experiments.reproduce.claims import BITS, thousands
 from qafel.experiments.reproduce.rows import Row
 
 Value = Callable[[Row], tuple[float, float]]
+FEW = 6
+"""So many places on an axis are all named."""
 SERVER_COLOURS = {8: "#9ad1cd", 4: "#0b7a75", 2: "#073b3a"}
 
 
@@ -78,19 +80,23 @@ def lines(
     path: Path,
     panels: Sequence[tuple[str, str, Sequence[Line]]],
     *,
-    logarithmic: str = "y",
+    logarithmic: Sequence[str] = ("y",),
 ) -> list[Path]:
-    """Panels of (x-label, y-label, lines); ``logarithmic`` names the axes that are."""
+    """Panels of (x-label, y-label, lines); ``logarithmic`` names the axes that are, panel by panel."""
     plt = report.pyplot()
     figure, axes = plt.subplots(1, len(panels), figsize=(1 + 4.2 * len(panels), 3.8), squeeze=False)
     names = list(dict.fromkeys(name for _, _, found in panels for name, _, _ in found))
-    for axis, (x, y, found) in zip(axes[0], panels, strict=True):
+    for axis, (x, y, found), scales in zip(axes[0], panels, logarithmic, strict=True):
         for name, xs, ys in found:
             style = {"linestyle": "--", "color": "#333333"} if "bound" in name else {}
             colour = {"color": f"C{names.index(name) % 10}"} | style
             axis.plot(xs, ys, label=name, linewidth=1.6, **colour)
-        for which in logarithmic:
+        for which in scales:
             getattr(axis, f"set_{which}scale")("log")
+        few = {at for _, xs, _ in found for at in xs}
+        if len(few) <= FEW:
+            axis.set_xticks(sorted(few), [f"{at:,}" for at in sorted(few)])
+            axis.minorticks_off()
         axis.set_xlabel(x)
         axis.set_ylabel(y)
         axis.legend(fontsize=7)

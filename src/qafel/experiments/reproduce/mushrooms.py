@@ -173,7 +173,7 @@ def _study(
     drawn = figures.lines(
         folder / "mushrooms",
         [("server steps", "f(x) − f*", [(n, x[1:], y[1:]) for n, x, y in lines])],
-        logarithmic="xy",
+        logarithmic=("xy",),
     )
     last = {cell: means[cell][-1] for cell in cells}
     return finish(

@@ -160,12 +160,11 @@ def _study(
         folder / "theory",
         [
             (
-                "bits at both sides",
-                "R",
+                "bits",
+                "|R − R of FedBuff|",
                 [
-                    ("measured", BITS, [measured[f"both-{b}-T{last}"] for b in BITS]),
-                    ("FedBuff, measured", BITS, [measured[base]] * len(BITS)),
-                    ("bound", BITS, [bounds[f"both-{b}-T{last}"].total for b in BITS]),
+                    ("bound, both sides", BITS, [_excess(bounds, f"both-{b}-T{last}", base) for b in BITS]),
+                    *((side, BITS, [abs(means[side, bits]) for bits in BITS]) for side in SIDES),
                 ],
             ),
             (
@@ -180,7 +179,7 @@ def _study(
                 + [("bound, 2 bits", (1, last), (limits[f"both-2-T{last}"],) * 2)],
             ),
         ],
-        logarithmic="xy",
+        logarithmic=("y", "xy", "xy"),
     )
     return finish(
         "theory",
@@ -212,6 +211,12 @@ def _study(
         },
         figures=drawn,
     )
+
+
+def _excess(bounds: Mapping[str, formulas.Bound], name: str, base: str) -> float:
+    """How much larger the bound is than FedBuff's at the same staleness."""
+    both = bounds[name].total - bounds[name].staleness, bounds[base].total - bounds[base].staleness
+    return both[0] - both[1]
 
 
 def _slope(lengths: Sequence[int], values: Sequence[float]) -> float:
