@@ -87,7 +87,7 @@ def _table1(
         data=data,
         tables=printed,
         claims=held,
-        numbers={"protocol": shared, **numbers},
+        numbers={**_made(found, shared), **numbers},
         notes=_notes(found, shared),
         figures=drawn,
     )
@@ -120,7 +120,7 @@ def table2(options: Options) -> Study:
         data=data,
         tables=[_printed(title, here)],
         claims=held,
-        numbers={"protocol": shared, "rows": here, "against FedBuff": pairs},
+        numbers={**_made(found, shared), "rows": here, "against FedBuff": pairs},
         notes=_notes(found, shared),
     )
 
@@ -141,7 +141,11 @@ def concurrency(options: Options) -> Study:
         data=data,
         tables=[_printed(title, here, references={f"qafel-{n}": f"fedbuff-{n}" for n in cells.RATES})],
         claims=claims.concurrency(pairs),
-        numbers={"protocol": shared, "rows": here, "against FedBuff": {str(n): p for n, p in pairs.items()}},
+        numbers={
+            **_made(found, shared),
+            "rows": here,
+            "against FedBuff": {str(n): p for n, p in pairs.items()},
+        },
         notes=_notes(found, shared),
         figures=figures.concurrency(folder / "concurrency", named, list(cells.RATES)),
     )
@@ -226,7 +230,7 @@ def hidden_state(options: Options) -> Study:
         data=data,
         tables=[table],
         claims=held,
-        numbers={"protocol": shared, "results": results},
+        numbers={**_made(found, shared), "results": results},
         notes=[f"{r['label']}: {r['diverged']}" for r in results.values() if r["diverged"]],
         figures=drawn,
     )
@@ -278,6 +282,15 @@ def _reached(row: Row) -> str:
         return f"never (best {100 * best:.1f} %)"
     some = "" if row.reached == row.runs else f" ({row.reached} of {row.runs})"
     return _plus_minus(row.thousands, 2) + some
+
+
+def _made(found: Mapping[str, Outcome], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The protocol, and the commits that the runs were made at."""
+    runs = [outcome for outcome in found.values() if not isinstance(outcome, Diverged)]
+    return {
+        "protocol": shared,
+        "commits of the runs": sorted({str(r.summary.provenance["commit"]) for r in runs}),
+    }
 
 
 def _notes(found: Mapping[str, Outcome], shared: Mapping[str, Any]) -> list[str]:
