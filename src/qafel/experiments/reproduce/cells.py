@@ -99,7 +99,7 @@ def table1(kind: str) -> list[Cell]:
         cells.append(
             _quantized(
                 f"{kind}-{client}-{server}",
-                f"client {client}-bit, server {server}-bit",
+                f"QAFeL, client {client}-bit, server {server}-bit",
                 KINDS[kind].format(client),
                 KINDS[kind].format(server),
                 paper=paper,
@@ -114,7 +114,7 @@ def table2() -> list[Cell]:
     cells = [FEDBUFF]
     for client, paper in TABLE2.items():
         sizes = paper_bytes(f"affine:{client}"), paper_bytes("topk:0.1")
-        name, label = f"topk-{client}", f"client {client}-bit, server top 10 %"
+        name, label = f"topk-{client}", f"QAFeL, client {client}-bit, server top 10 %"
         cells.append(_quantized(name, label, f"affine:{client}", "topk:0.1", paper=paper, sizes=sizes))
     return cells
 

@@ -38,6 +38,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     paper_kb_up: float | None
     """By the paper's formula."""
     paper_kb_down: float | None
+    paper_mb_up: float | None
+    """The paper's uploads at its size; a download for every ten of them."""
+    paper_mb_down: float | None
     formula_mb_up: float | None
     """Our uploads in the paper's accounting."""
     formula_mb_down: float | None
@@ -68,6 +71,8 @@ def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
         paper_thousands=cell.paper,
         paper_kb_up=sizes[0] / 1000 if sizes else None,
         paper_kb_down=sizes[1] / 1000 if sizes else None,
+        paper_mb_up=cell.paper[0] * sizes[0] / 1000 if sizes and cell.paper else None,
+        paper_mb_down=cell.paper[0] * sizes[1] / 10_000 if sizes and cell.paper else None,
         formula_mb_up=mean * sizes[0] / 1e6 if sizes else None,
         formula_mb_down=steps * sizes[1] / 1e6 if sizes else None,
     )
