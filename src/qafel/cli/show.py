@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from qafel.errors import ConfigError
+from qafel.records import finite
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -67,15 +68,7 @@ def _fold(text: str, width: int) -> list[str]:
 
 def json(value: Any) -> None:
     """JSON on one line; numbers that JSON does not have become null."""
-    typer.echo(msgspec.json.encode(_plain(msgspec.to_builtins(value))).decode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    typer.echo(msgspec.json.encode(finite(msgspec.to_builtins(value))).decode())
 
 
 def number(value: float, digits: int = 3) -> str:

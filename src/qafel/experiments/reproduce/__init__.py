@@ -41,8 +41,9 @@ def reproduce(
     """One study by name; ``changes`` are settings on top of its protocol."""
     if name not in STUDIES:
         raise ConfigError(f"there is no study {name!r}; known are {', '.join(STUDIES)}")
-    if seeds < 1:
-        raise ConfigError(f"--seeds must be at least 1, not {seeds}")
+    for option, value in (("--seeds", seeds), ("--jobs", 1 if jobs is None else jobs)):
+        if value < 1:
+            raise ConfigError(f"{option} must be at least 1, not {value}")
     options = Options(
         data=data, seeds=seeds, quick=quick, jobs=jobs, out=out, changes=dict(changes or {}), tell=tell
     )

@@ -100,8 +100,8 @@ def mushrooms(options: Options) -> Study:
     steps = QUICK_STEPS if options.quick else SERVER_STEPS
     jobs = cores() if options.jobs is None else options.jobs
     folder = options.folder(data)
-    store = folder / "mushrooms"
-    store.mkdir(parents=True, exist_ok=True)
+    kept = folder / "mushrooms"
+    kept.mkdir(parents=True, exist_ok=True)
     cells = runs(learner.x.size)
     names = {
         (cell, seed): f"{cell.replace(' ', '-').lower()}-seed{seed}"
@@ -109,7 +109,7 @@ def mushrooms(options: Options) -> Study:
         for seed in range(options.seeds)
     }
     key = f"{steps}-{learner.fingerprint:016x}"
-    files = {which: store / f"{name}-{key}.json" for which, name in names.items()}
+    files = {which: kept / f"{name}-{key}.json" for which, name in names.items()}
     done: dict[str, float] = {}
 
     def tell(state: State) -> None:
@@ -124,7 +124,7 @@ def mushrooms(options: Options) -> Study:
     in_parallel(tasks, jobs, tell)
     found = {which: msgspec.json.decode(file.read_bytes(), type=Gaps) for which, file in files.items()}
     options.tell("timing the slow twin", 1.0)
-    timed = yardstick.speed(learner, cells["QAFeL qsgd c4 s8"], jobs, store, options.quick)
+    timed = yardstick.speed(learner, cells["QAFeL qsgd c4 s8"], jobs, kept, options.quick)
     return _study(data, learner, optimum, steps, found, timed, folder, options.seeds)
 
 

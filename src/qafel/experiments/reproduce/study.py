@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ import msgspec
 
 from qafel.experiments.reproduce.claims import Claim
 from qafel.experiments.reproduce.runs import Outcome, State, run_all
-from qafel.records import provenance
+from qafel.records import finite, provenance
 from qafel.sim import Settings
 
 PACKAGES = ("qafel", "numpy", "numba", "torch")
@@ -134,12 +133,3 @@ def _csv(table: Printed) -> str:
     writer.writerow(table.columns)
     writer.writerows(table.rows)
     return text.getvalue()
-
-
-def finite(value: Any) -> Any:
-    """The same with null for numbers that JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -31,8 +31,8 @@ SIDES = ("both", "client", "server")
 def theory(options: Options) -> Study:
     """R and ‖x − x̂‖² against the bound, term by term; what bits, sides and T do to both."""
     folder = options.folder("theory")
-    store = folder / "theory"
-    store.mkdir(parents=True, exist_ok=True)
+    kept = folder / "theory"
+    kept.mkdir(parents=True, exist_ok=True)
     lengths = QUICK_STEPS if options.quick else STEPS
     middle = lengths[-1]
     exact = {"client_quantizer": "identity", "server_quantizer": "identity"}
@@ -44,7 +44,7 @@ def theory(options: Options) -> Study:
         for side in SIDES:
             cells[f"{side}-2-T{steps}"] = quantizers(side, 2), steps
     seeds = range(options.seeds)
-    files = {(name, seed): store / f"{name}-seed{seed}.json" for name in cells for seed in seeds}
+    files = {(name, seed): kept / f"{name}-seed{seed}.json" for name in cells for seed in seeds}
     done: dict[str, float] = {}
 
     def tell(state: State) -> None:
