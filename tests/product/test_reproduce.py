@@ -58,6 +58,8 @@ def test_table2_writes_json_and_csv_and_the_second_call_runs_nothing(tmp_path: P
     assert row["paper_kb_up"] == 15.38
     assert row["reached"] == 1
     assert row["uploads"] == [60]
+    fedbuff = found["numbers"]["rows"][0]
+    assert round(fedbuff["paper_mb_up"]) == 3057  # the paper says 3,052 of its unrounded uploads
     frames = row["kb_up"] * 1000
     assert paper_bytes("affine:4") < frames <= paper_bytes("affine:4") + 64
     assert row["mb_up"][0] == pytest.approx(60 * frames / 1e6)
@@ -179,6 +181,8 @@ def _row(name: str, uploads: list[int | None], up: float, down: float) -> rows.R
         paper_thousands=None,
         paper_kb_up=None,
         paper_kb_down=None,
+        paper_mb_up=None,
+        paper_mb_down=None,
         formula_mb_up=None,
         formula_mb_down=None,
     )
@@ -267,3 +271,26 @@ def test_all_names_every_study() -> None:
     from qafel.cli.reproduce import NAMES
 
     assert set(NAMES) == set(STUDIES)
+
+
+def test_the_docs_have_the_tables_and_claims_of_the_committed_results() -> None:
+    root = Path(__file__).parents[2]
+    pages = sorted((root / "results" / "reproduction").rglob("*.md"))
+    text = (root / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert len(pages) >= 7
+    for page in pages:
+        if page.stem == "quantizers":
+            continue  # the figure of table 1
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if line.startswith("|"):
+                assert line in text, (page.name, line)
+
+
+def test_the_readme_gives_the_committed_numbers_of_4_bits_each_way() -> None:
+    root = Path(__file__).parents[2]
+    found = json.loads((root / "results" / "reproduction" / "smiles32" / "table1.json").read_text())
+    four = found["numbers"]["affine"]["4/4 against FedBuff"]
+    text = " ".join((root / "README.md").read_text(encoding="utf-8").split())
+    assert four["seeds"] == 5
+    assert f"4 bits each way need {four['uploads'][0]:.2f} times FedBuff's uploads" in text
+    assert f"send {min(four['mb_up'][0], four['mb_down'][0]):.2f} times fewer MB" in text
