@@ -242,7 +242,9 @@ def _accuracy(results: Mapping[str, Any], algorithm: str, kind: str) -> float:
     return float(results[f"hidden-{algorithm}-{kind}"]["accuracy"][0])
 
 
-def _shared(options: Options, data: str, uploads: int = cells.MOST_UPLOADS) -> dict[str, Any]:
+def _shared(
+    options: Options, data: str, uploads: tuple[int, int] = (cells.MOST_UPLOADS, cells.QUICK_UPLOADS)
+) -> dict[str, Any]:
     return cells.base(data, quick=options.quick, changes=options.changes, uploads=uploads)
 
 
