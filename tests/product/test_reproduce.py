@@ -50,7 +50,9 @@ def test_every_cell_is_a_valid_run_and_seeds_are_paired() -> None:
 
 def test_table2_writes_json_and_csv_and_the_second_call_runs_nothing(tmp_path: Path) -> None:
     study = tiny("table2", tmp_path)
-    assert {Path(file).name for file in study.files} == {"table2.json", "table2.csv", "table2.md"}
+    assert {Path(file).name for file in study.files} == {
+        f"table2.{kind}" for kind in ("json", "csv", "md", "png", "svg")
+    }
     found = json.loads((tmp_path / "table2.json").read_text())
     row = found["numbers"]["rows"][2]
     assert row["name"] == "topk-4"

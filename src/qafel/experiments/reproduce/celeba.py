@@ -124,6 +124,7 @@ def table2(options: Options) -> Study:
         claims=held,
         numbers={**_made(found, shared), "rows": here, "against FedBuff": pairs},
         notes=_notes(found, shared),
+        figures=figures.table2(folder / "table2", here, shared["uploads"]),
     )
 
 

@@ -50,6 +50,27 @@ def quantizers(path: Path, rows: Mapping[str, Row], kind: str, most: int) -> lis
     return save(figure, path)
 
 
+def table2(path: Path, rows: Sequence[Row], most: int) -> list[Path]:
+    """Uploads, MB up and MB down of every row, beside FedBuff, the first."""
+    plt = report.pyplot()
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4))
+    panels: tuple[tuple[str, Value], ...] = (
+        ("uploads to the target (thousands)", lambda row: (thousands(row, most), row.thousands[1])),
+        ("MB uploaded", lambda row: row.mb_up),
+        ("MB downloaded", lambda row: row.mb_down),
+    )
+    for axis, (title, value) in zip(axes, panels, strict=True):
+        found = [value(row) for row in rows]
+        colours = [report.COLOURS["fedbuff"], *[report.COLOURS["qafel"]] * (len(rows) - 1)]
+        axis.bar(range(len(rows)), [mean for mean, _ in found], 0.6, color=colours)
+        for place, (mean, spread) in enumerate(found):
+            axis.errorbar(place, mean, spread, color="black", linewidth=0.8, capsize=2)
+        names = [row.label.partition(", ")[2].partition(",")[0] or row.label for row in rows]
+        axis.set_xticks(range(len(rows)), names, fontsize=8)
+        axis.set_title(title, fontsize=10)
+    return save(figure, path)
+
+
 def concurrency(path: Path, rows: Mapping[str, Row], clients: Sequence[int]) -> list[Path]:
     """The paper's two panels: MB uploaded and uploads against the clients in flight; MB downloaded too."""
     plt = report.pyplot()
