@@ -124,7 +124,10 @@ def mushrooms(options: Options) -> Study:
     in_parallel(tasks, jobs, tell)
     found = {which: msgspec.json.decode(file.read_bytes(), type=Gaps) for which, file in files.items()}
     options.tell("timing the slow twin", 1.0)
-    timed = yardstick.speed(learner, cells["QAFeL qsgd c4 s8"], jobs, kept, options.quick)
+    timed = {
+        name: yardstick.speed(learner, cells[name], jobs, kept, options.quick)
+        for name in ("FedBuff", "QAFeL qsgd c4 s8")
+    }
     return _study(data, learner, optimum, steps, found, timed, folder, options.seeds)
 
 
@@ -149,7 +152,7 @@ def _study(
     optimum: float,
     steps: int,
     found: Mapping[tuple[str, int], Gaps],
-    timed: Mapping[str, float],
+    timed: Mapping[str, Mapping[str, float]],
     folder: Path,
     seeds: int,
 ) -> Study:
@@ -211,7 +214,7 @@ def _claims(
     marks: Sequence[int],
     optimum: float,
     same: bool,
-    timed: Mapping[str, float],
+    timed: Mapping[str, Mapping[str, float]],
 ) -> list[Claim]:
     base = last["FedBuff"]
     ratios = {cell: value / base for cell, value in last.items()}
@@ -252,11 +255,14 @@ def _claims(
             ratios["naive topk c100 s50"] >= 20,
             f"{ratios['naive topk c100 s50']:.1f}×",
         ),
-        Claim(
-            "at least 10 times the uploads/s of the slow numpy twin",
-            timed["ratio"] >= 10,
-            f"{timed['ratio']:.1f}×: {timed['uploads_per_second']:,.0f} in {timed['processes']:.0f} "
-            f"processes against {timed['slow_twin_per_second']:,.0f}",
+        *(
+            Claim(
+                f"at least 10 times the uploads/s of the slow numpy twin in the run {name}",
+                found["ratio"] >= 10,
+                f"{found['ratio']:.1f}×: {found['uploads_per_second']:,.0f} in {found['processes']:.0f} "
+                f"processes against {found['slow_twin_per_second']:,.0f}",
+            )
+            for name, found in timed.items()
         ),
     ]
     return held
