@@ -17,10 +17,21 @@ from qafel import theory as formulas
 from qafel.client import Task
 from qafel.errors import ConfigError
 from qafel.experiments.paper import paper_bytes
-from qafel.experiments.reproduce import STUDIES, cells, claims, mushrooms, problem, reproduce, rows, yardstick
+from qafel.experiments.reproduce import (
+    STUDIES,
+    cells,
+    claims,
+    logistic,
+    mushrooms,
+    problem,
+    reproduce,
+    rows,
+    yardstick,
+)
+from qafel.experiments.reproduce.fused import Fused
 from qafel.experiments.reproduce.logistic import Logistic
 from qafel.experiments.reproduce.runs import Diverged, run_all
-from qafel.sim import settings
+from qafel.sim import Simulation, settings
 from qafel.tasks import data as datasets
 
 TINY = {"clients": 60, "uploads": 60, "evaluate_every": 20, "target": 0.3, "held_out_samples": 40}
@@ -205,10 +216,11 @@ def test_a_cell_that_never_arrives_counts_with_all_it_was_given() -> None:
     assert claims.thousands(_row("x", [2000, None], 1, 1), 10_000) == 6.0
 
 
-def test_local_training_of_the_study_equals_plain_numpy_and_its_optimum_is_one() -> None:
-    learner = Logistic(datasets.load("breast-cancer"))
+@pytest.mark.parametrize("clients", [100, 10])  # few samples each: by the scores; many: by the samples
+def test_local_training_of_the_study_equals_plain_numpy_and_its_optimum_is_one(clients: int) -> None:
+    learner = Logistic(datasets.load("breast-cancer"), clients)
     x = np.random.default_rng(0).standard_normal(learner.x.size).astype(np.float32)
-    for client in (0, 7, 99):
+    for client in (0, 7, clients - 1):
         mine = learner.delta(Task(client, 0, 0, 0, x), learner.samples(client))
         slow = learner.slow_delta(x, client)
         assert np.abs(mine - slow).max() <= 1e-5 * np.abs(slow).max()
@@ -216,6 +228,20 @@ def test_local_training_of_the_study_equals_plain_numpy_and_its_optimum_is_one()
     rng = np.random.default_rng(1)
     for scale in (1e-3, 1.0, 10.0):
         assert learner.objective(scale * rng.standard_normal(learner.x.size)) > optimum
+
+
+@pytest.mark.filterwarnings("ignore::qafel.errors.QafelWarning")
+@pytest.mark.parametrize("name", list(mushrooms.REFERENCE))
+def test_the_study_in_legs_equals_the_simulator_with_its_frames_to_the_bit(name: str) -> None:
+    learner = Logistic(datasets.load("breast-cancer"))
+    chosen = logistic.settings(mushrooms.runs(learner.x.size)[name], 600, 3)
+    fast, whole = Fused(chosen, learner), Simulation(chosen, learner, workers=1)
+    fast.run(60)
+    whole.run()
+    assert fast.uploads == whole.uploads == 600
+    assert fast.server.x.tobytes() == whole.server.x.tobytes()
+    assert fast.server.hidden.digest == whole.server.hidden.digest
+    assert fast.server.log.entries == whole.server.log.entries
 
 
 def test_mushrooms_in_miniature_continues_and_times_the_twin(tmp_path: Path, monkeypatch: Any) -> None:

@@ -3,73 +3,123 @@
 import numpy as np
 from numba import njit
 
+from qafel.sim.kernels import REPORT, START
+
 F32 = np.float32
 I32 = np.int32
 UINT = np.uintp
 LOG2E = F32(1.4426950408889634)
 MOST = F32(60.0)
-BLOCK = 16
 EXP2 = tuple(F32(np.log(2.0) ** k / np.prod(np.arange(1.0, k + 1))) for k in range(8))
 """Taylor's coefficients of 2^t, for |t| ≤ 1/2: the rest is below float32's last digit."""
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
-def descend(x, signs, share, start, rates, steps, scratch, delta):
+def scores(x, y, z):
+    """z ← x·y, four rows at a time."""
+    for a in range(0, x.shape[0], 4):
+        b, c, d = a + 1, a + 2, a + 3
+        p = q = r = s = F32(0.0)
+        for k in range(UINT(x.shape[1])):
+            p += x[a, k] * y[k]
+            q += x[b, k] * y[k]
+            r += x[c, k] * y[k]
+            s += x[d, k] * y[k]
+        z[a], z[b], z[c], z[d] = p, q, r, s
+
+
+@njit(nogil=True, cache=True, fastmath={"contract"})
+def add_rows(x, weights, factor, y):
+    """y ← factor·y + weights·x, four rows at a time."""
+    for k in range(UINT(y.size)):
+        y[k] *= factor
+    for a in range(0, x.shape[0], 4):
+        b, c, d = a + 1, a + 2, a + 3
+        p, q, r, s = weights[a], weights[b], weights[c], weights[d]
+        for k in range(UINT(y.size)):
+            y[k] += (p * x[a, k] + q * x[b, k]) + (r * x[c, k] + s * x[d, k])
+
+
+@njit(nogil=True, cache=True, fastmath={"contract"})
+def pull(z, signs, share, powers, pulls):
+    """pulls ← share·sign/(1 + exp(sign·z)), with exp spelled out to be vectorised."""
+    numbers = powers.view(F32)
+    for i in range(UINT(z.size)):
+        exponent = min(max(z[i] * signs[i], -MOST), MOST) * LOG2E
+        whole = np.floor(exponent + F32(0.5))
+        t = exponent - whole
+        power = EXP2[7]
+        power = power * t + EXP2[6]
+        power = power * t + EXP2[5]
+        power = power * t + EXP2[4]
+        power = power * t + EXP2[3]
+        power = power * t + EXP2[2]
+        power = power * t + EXP2[1]
+        pulls[i] = power * t + EXP2[0]
+        powers[i] = I32(I32(whole) + I32(127)) << I32(23)
+    for i in range(UINT(z.size)):
+        pulls[i] = share * signs[i] / (F32(1.0) + pulls[i] * numbers[i])
+
+
+@njit(nogil=True, cache=True)
+def descend(mine, start, rates, steps, scratch, delta):
     """P full-batch steps of logistic regression with ridge: delta ← y_P − start.
 
-    ``x`` has a row per sample, padded with zeros to multiples of 4 rows and 16 columns; ``signs`` is 1 or −1,
-    ``share`` 1/(number of samples). Sixteen samples at a time stay in the cache between their scores and
-    their pulls; exp is spelled out to be vectorised.
+    ``mine`` is (x, gram, signs, share) of a client: ``x`` has a row per sample, padded with zeros to
+    multiples of 4 rows and 16 columns; ``signs`` is 1 or −1; ``share`` is 1/(number of samples).
+    ``rates`` is the rate, 1 − rate·ridge, and that to the power of P, less 1.
+
+    Where there are no more samples than coordinates, steps are taken in the space of the scores z = x·y:
+    with ``gram`` = rate·x·xᵀ, z ← (1 − rate·ridge)·z + gram·pulls costs a third of two passes over x.
     """
-    count, size = x.shape
-    y, gradient = scratch[0], scratch[1]
-    pulls, powers = np.zeros(BLOCK, F32), np.empty(BLOCK, I32)
-    numbers = powers.view(F32)
-    rate, decay = rates[0], rates[1]
+    x, gram, signs, share = mine
+    rows = signs.size
+    y, z = scratch[0, : x.shape[1]], scratch[1, :rows]
+    pulls, pulled, powers = scratch[2, :rows], scratch[3, :rows], scratch[4, :rows].view(I32)
+    rate, keep, shrink = rates[0], rates[1], rates[2]
     y[:] = F32(0.0)
-    for k in range(start.size):
-        y[k] = start[k]
+    y[: start.size] = start
+    if gram.size == 0:
+        for _ in range(steps):
+            scores(x, y, z)
+            pull(z, signs, share, powers, pulls)
+            for k in range(UINT(pulls.size)):
+                pulls[k] *= rate
+            add_rows(x, pulls, keep, y)
+        for k in range(delta.size):
+            delta[k] = y[k] - start[k]
+        return
+    scores(x, y, z)
+    pulled[:] = F32(0.0)
     for _ in range(steps):
-        for k in range(UINT(size)):
-            gradient[k] = decay * y[k]
-        for first in range(0, count, BLOCK):
-            rows = min(BLOCK, count - first)
-            for i in range(0, rows, 4):
-                a = UINT(first + i)
-                b, c, d = a + UINT(1), a + UINT(2), a + UINT(3)
-                p = q = r = s = F32(0.0)
-                for k in range(UINT(size)):
-                    p += x[a, k] * y[k]
-                    q += x[b, k] * y[k]
-                    r += x[c, k] * y[k]
-                    s += x[d, k] * y[k]
-                pulls[i], pulls[i + 1] = p * signs[first + i], q * signs[first + i + 1]
-                pulls[i + 2], pulls[i + 3] = r * signs[first + i + 2], s * signs[first + i + 3]
-            for i in range(UINT(BLOCK)):
-                exponent = min(max(pulls[i], -MOST), MOST) * LOG2E
-                whole = np.floor(exponent + F32(0.5))
-                t = exponent - whole
-                power = EXP2[7]
-                power = power * t + EXP2[6]
-                power = power * t + EXP2[5]
-                power = power * t + EXP2[4]
-                power = power * t + EXP2[3]
-                power = power * t + EXP2[2]
-                power = power * t + EXP2[1]
-                pulls[i] = power * t + EXP2[0]
-                powers[i] = I32(I32(whole) + I32(127)) << I32(23)
-            for i in range(UINT(BLOCK)):
-                pulls[i] = share / (F32(1.0) + pulls[i] * numbers[i])
-            for i in range(0, rows, 4):
-                a = UINT(first + i)
-                b, c, d = a + UINT(1), a + UINT(2), a + UINT(3)
-                p = pulls[i] * signs[first + i]
-                q = pulls[i + 1] * signs[first + i + 1]
-                r = pulls[i + 2] * signs[first + i + 2]
-                s = pulls[i + 3] * signs[first + i + 3]
-                for k in range(UINT(size)):
-                    gradient[k] -= (p * x[a, k] + q * x[b, k]) + (r * x[c, k] + s * x[d, k])
-        for k in range(UINT(size)):
-            y[k] -= rate * gradient[k]
+        pull(z, signs, share, powers, pulls)
+        add_rows(gram, pulls, keep, z)
+        for k in range(UINT(pulled.size)):
+            pulled[k] = keep * pulled[k] + pulls[k]
+    for k in range(UINT(pulled.size)):
+        pulled[k] *= rate
+    add_rows(x, pulled, shrink, y)
     for k in range(delta.size):
-        delta[k] = y[k] - start[k]
+        delta[k] = y[k]
+
+
+@njit(nogil=True, cache=True)
+def leg(kinds, whose, first, stop, wanted, people, start, rates, steps, scratch, deltas, total, coded):
+    """Events until ``wanted`` updates have reported: tasks that start leave their delta in their slot; what
+    reports is added to ``total``, unless it has to be decoded. (Where it stopped, how many reported.)
+    """
+    x, grams, signs, shares = people
+    added = 0
+    for k in range(first, stop):
+        client, slot = whose[k, 1], whose[k, 4]
+        if kinds[k] == START:
+            mine = x[client], grams[client], signs[client], shares[client]
+            descend(mine, start, rates, steps, scratch, deltas[slot])
+        elif kinds[k] == REPORT:
+            if not coded:
+                for i in range(UINT(total.size)):
+                    total[i] += deltas[slot, i]
+            added += 1
+            if added == wanted:
+                return k + 1, added
+    return stop, added

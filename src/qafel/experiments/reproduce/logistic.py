@@ -56,17 +56,24 @@ class Logistic:
         self.x: Vector = np.zeros(size, np.float32)
         self.fingerprint = wire.fingerprint(self.x64.tobytes())
         self.rows = np.array_split(np.arange(len(table.y)), clients)
-        self.shares = [self._share(rows) for rows in self.rows]
-        self._scratch = np.zeros((2, self.shares[0][0].shape[1]), np.float32)
-        self._rates = np.array([RATE, self.ridge], np.float32)
+        self.rates = np.array([RATE, 1 - RATE * self.ridge, (1 - RATE * self.ridge) ** STEPS - 1], np.float32)
+        self.people = self._padded(max(map(len, self.rows)))
+        self.scratch = np.zeros((5, max(self.people[0].shape[2], self.people[2].shape[1])), np.float32)
         self._descend: Any = kernels.descend
 
-    def _share(self, rows: npt.NDArray[np.int64]) -> tuple[Vector, Vector, np.float32]:
-        """A client's samples, padded as the kernel wants them: (x, signs, 1/number of samples)."""
-        x = np.zeros((-(-len(rows) // 4) * 4, -(-self.x.size // LANES) * LANES), np.float32)
-        signs = np.ones(len(x), np.float32)
-        x[: len(rows), : self.x.size], signs[: len(rows)] = self.x64[rows], self.signs[rows]
-        return x, signs, np.float32(1 / len(rows))
+    def _padded(self, most: int) -> tuple[Vector, Vector, Vector, Vector]:
+        """(x, gram, signs, share) of all clients as the kernel wants them: zeros fill up, pulling nowhere."""
+        rows, columns = _up(most, 4), _up(self.x.size, LANES)
+        x = np.zeros((self.clients, rows, columns), np.float32)
+        signs = np.ones((self.clients, _up(most, LANES)), np.float32)
+        small = most <= self.x.size
+        grams = np.zeros((self.clients, rows, signs.shape[1]) if small else (self.clients, 0, 0), np.float32)
+        for client, mine in enumerate(self.rows):
+            x[client, : len(mine), : self.x.size] = self.x64[mine]
+            signs[client, : len(mine)] = self.signs[mine]
+            if small:
+                grams[client, : len(mine), : len(mine)] = RATE * self.x64[mine] @ self.x64[mine].T
+        return x, grams, signs, np.array([1 / len(mine) for mine in self.rows], np.float32)
 
     def prepare(self) -> None:
         """Nothing to prepare."""
@@ -76,13 +83,12 @@ class Logistic:
 
     def samples(self, client: int) -> Any:
         """The samples of a client."""
-        return self.shares[client]
+        return tuple(part[client] for part in self.people)
 
     def delta(self, task: Task, samples: Any) -> Vector:
         """y_P − y_0."""
         delta = np.empty_like(self.x)
-        x, signs, share = samples
-        self._descend(x, signs, share, task.x, self._rates, STEPS, self._scratch, delta)
+        self._descend(samples, task.x, self.rates, STEPS, self.scratch, delta)
         return delta
 
     def slow_delta(self, x: Vector, client: int) -> Vector:
@@ -121,3 +127,7 @@ class Logistic:
                 break
             w, value = w - length * step, new
         return value
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit

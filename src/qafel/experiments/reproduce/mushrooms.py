@@ -16,17 +16,19 @@ import numpy as np
 
 from qafel.experiments.reproduce import figures, yardstick
 from qafel.experiments.reproduce.claims import Claim
+from qafel.experiments.reproduce.fused import Fused
 from qafel.experiments.reproduce.logistic import BUFFER, CLIENTS, RATE, STEPS, Logistic, settings
-from qafel.experiments.reproduce.runs import State, Tell, in_parallel, run_to_the_end, store
+from qafel.experiments.reproduce.runs import State, Tell, in_parallel, store
 from qafel.experiments.reproduce.study import Options, Printed, Study, finish
 from qafel.quantizers import quantizer
-from qafel.sim import Simulation
 from qafel.sim.settings import cores
 from qafel.tasks import data as datasets
 
 DATA = "breast-cancer"
 SERVER_STEPS, QUICK_STEPS = 10_000, 1000
 MARKS = (100, 1000, 3000, 10_000)
+SEEDS = 10
+"""Seeds at least: early on a run with one coordinate an increment varies by 15 % from seed to seed."""
 
 Gaps = list[tuple[int, float]]
 
@@ -71,20 +73,20 @@ def run(
     seed: int,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Gaps:
-    """(server steps, f − f*) on a grid of steps, for one run of the real server and clients."""
+    """(server steps, f − f*) on a grid of steps, for one run."""
     grid = _grid(steps)
     found = [(0, learner.objective(learner.x.astype(np.float64)) - optimum)]
     wanted = iter([*grid, 1 << 60])
     due = next(wanted)
 
-    def look(simulation: Simulation) -> None:
+    def look(run: Fused) -> None:
         nonlocal due
-        if simulation.server.hidden.version >= due:
-            found.append((due, learner.objective(simulation.x.astype(np.float64)) - optimum))
-            tell(simulation.uploads)
+        if run.server.version >= due:
+            found.append((due, learner.objective(run.server.x.astype(np.float64)) - optimum))
+            tell(run.uploads)
             due = next(wanted)
 
-    run_to_the_end(Simulation(settings(chosen, steps * BUFFER, seed), learner, workers=1, progress=look))
+    Fused(settings(chosen, steps * BUFFER, seed), learner).run(steps, look)
     return found
 
 
@@ -103,10 +105,11 @@ def mushrooms(options: Options) -> Study:
     kept = folder / "mushrooms"
     kept.mkdir(parents=True, exist_ok=True)
     cells = runs(learner.x.size)
+    seeds = options.seeds if options.quick else max(options.seeds, SEEDS)
     names = {
         (cell, seed): f"{cell.replace(' ', '-').lower()}-seed{seed}"
         for cell in cells
-        for seed in range(options.seeds)
+        for seed in range(seeds)
     }
     key = f"{steps}-{learner.fingerprint:016x}"
     files = {which: kept / f"{name}-{key}.json" for which, name in names.items()}
@@ -128,7 +131,7 @@ def mushrooms(options: Options) -> Study:
         name: yardstick.speed(learner, cells[name], jobs, kept, options.quick)
         for name in ("FedBuff", "QAFeL qsgd c4 s8")
     }
-    return _study(data, learner, optimum, steps, found, timed, folder, options.seeds)
+    return _study(data, learner, optimum, steps, found, timed, folder, seeds)
 
 
 def _one(
@@ -158,10 +161,13 @@ def _study(
 ) -> Study:
     cells = list(dict.fromkeys(cell for cell, _ in found))
     marks = [mark for mark in MARKS if mark <= steps]
-    means = {
-        cell: [statistics.fmean(dict(found[cell, seed])[mark] for seed in range(seeds)) for mark in marks]
-        for cell in cells
-    }
+    means, of_three = (
+        {
+            cell: [statistics.fmean(dict(found[cell, seed])[mark] for seed in range(many)) for mark in marks]
+            for cell in cells
+        }
+        for many in (seeds, min(3, seeds))
+    )
     same = abs(optimum - OPTIMUM) < 1e-9
     rows = []
     for cell in cells:
@@ -190,7 +196,7 @@ def _study(
                 rows,
             )
         ],
-        claims=_claims(means, last, marks, optimum, same, timed),
+        claims=_claims(means, of_three, last, marks, optimum, same, timed),
         numbers={
             "optimum": optimum,
             "clients": CLIENTS,
@@ -210,6 +216,7 @@ def _study(
 
 def _claims(
     means: Mapping[str, Sequence[float]],
+    of_three: Mapping[str, Sequence[float]],
     last: Mapping[str, float],
     marks: Sequence[int],
     optimum: float,
@@ -220,12 +227,14 @@ def _claims(
     ratios = {cell: value / base for cell, value in last.items()}
     held = []
     if same:
-        worst = {
-            cell: max(
-                abs(mine / theirs - 1) for mine, theirs in zip(means[cell], REFERENCE[cell], strict=False)
-            )
-            for cell in ("FedBuff", "QAFeL qsgd c4 s8", "QAFeL topk c100 s1")
-        }
+        named = ("FedBuff", "QAFeL qsgd c4 s8", "QAFeL topk c100 s1")
+        worst, alone = (
+            {
+                cell: max(abs(a / b - 1) for a, b in zip(mean[cell], REFERENCE[cell], strict=False))
+                for cell in named
+            }
+            for mean in (means, of_three)
+        )
         held += [
             Claim(
                 "f* by Newton's method agrees with the authors' to 1e-9",
@@ -235,7 +244,11 @@ def _claims(
             Claim(
                 "f − f* agrees with the authors' code within 15 % at every mark",
                 max(worst.values()) <= 0.15,
-                ", ".join(f"{cell}: at most {100 * value:.1f} % off" for cell, value in worst.items()),
+                ", ".join(
+                    f"{cell}: at most {100 * worst[cell]:.1f} % off "
+                    f"({100 * alone[cell]:.1f} % with the first three seeds alone)"
+                    for cell in named
+                ),
             ),
         ]
     held += [

@@ -160,13 +160,14 @@ def _child(pipe: Connection, name: str, task: Callable[[Tell], None]) -> None:
     os.setpgrp()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: stop, saved, when the parent is gone
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             task(lambda state: pipe.send_bytes(msgspec.json.encode(state)))
         except QafelError as error:
             pipe.send_bytes(b"!" + str(error).encode())
         except Exception as error:
             pipe.send_bytes(f"!{name} failed: {type(error).__name__}: {error}".encode())
+        os._exit(0)  # at once: told to stop while Python shuts down, a process would print a traceback
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)  # whoever asked is gone, or wants no more

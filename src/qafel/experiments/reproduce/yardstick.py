@@ -13,9 +13,9 @@ import numpy as np
 
 from qafel.errors import QafelWarning
 from qafel.experiments import twin
+from qafel.experiments.reproduce.fused import Fused
 from qafel.experiments.reproduce.logistic import BUFFER, SERVER_RATE, Logistic, settings
-from qafel.experiments.reproduce.runs import Tell, in_parallel, run_to_the_end
-from qafel.sim import Simulation
+from qafel.experiments.reproduce.runs import Tell, in_parallel
 
 TIMED_UPLOADS, SLOW_UPLOADS, WARM_UPLOADS, ROUNDS = 20_000, 1000, 100, 3
 
@@ -56,7 +56,7 @@ def speed(
     uploads, ours, theirs = TIMED_UPLOADS // (4 if quick else 1), [], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", QafelWarning)
-        Simulation(settings(chosen, WARM_UPLOADS, 0), learner, workers=1).run()  # loads the kernels
+        Fused(settings(chosen, WARM_UPLOADS, 0), learner).run(WARM_UPLOADS // BUFFER)  # loads the kernels
     for k in range(ROUNDS):
         theirs.append(slow(learner, chosen, SLOW_UPLOADS // (4 if quick else 1), k))
         files = [folder / f".speed-{job}" for job in range(jobs)]
@@ -81,6 +81,7 @@ def _timed(
     learner: Logistic, chosen: Mapping[str, Any], uploads: int, seed: int, file: Path, tell: Tell
 ) -> None:
     del tell
-    simulation = Simulation(settings(chosen, uploads, seed), learner, workers=1)
-    run_to_the_end(simulation)
-    file.write_text(str(uploads / simulation.seconds["total"]), encoding="utf-8")
+    run = Fused(settings(chosen, uploads, seed), learner)
+    began = time.perf_counter()
+    run.run(uploads // BUFFER)
+    file.write_text(str(uploads / (time.perf_counter() - began)), encoding="utf-8")
