@@ -108,7 +108,7 @@ class Server:
         self._weight = named_weight(job.staleness_weight) if weight is None else weight
         self._growth = 0.0
         self._diverged: str | None = None
-        self._job_id = job.id
+        self._job_id, self._replaces = job.id, job.replaces
         self._frame_limit = self.client_quantizer.max_bytes(job.size) + wire.MAX_OVERHEAD
 
     def __repr__(self) -> str:
@@ -190,27 +190,25 @@ class Server:
         kernels.server_step(
             total, np.float32(count), beta, self._momentum, rate, self._x, self.hidden.x, x, ahead
         )
-        target = x if self.job.replaces else ahead
+        target = x if self._replaces else ahead
         try:
             payload = self.server_quantizer.encode(target, derive(self.job.seed, "increment", self.version))
             self.hidden.advance(
-                payload, self.server_quantizer, version=self.version + 1, replaces=self.job.replaces
+                payload, self.server_quantizer, version=self.version + 1, replaces=self._replaces
             )
         except (VectorError, FrameError) as error:
             self._diverge(f"the model left float32 at version {self.version} ({error}); lower the rates")
-        before = _norm(target)
         self._x = x
         residual = _distance(self._x, self.hidden.x)
-        self._watch(before, residual)
-        increment = Increment(self._job_id, self.version, self.hidden.digest, self.job.replaces, payload)
+        if not self._replaces:
+            self._watch(_norm(target), residual)
+        increment = Increment(self._job_id, self.version, self.hidden.digest, self._replaces, payload)
         frame = wire.encode(increment)
         self.log.append(increment, frame, self.hidden.snapshot_bytes(self._job_id))
         return Stepped(self.version, frame, residual)
 
     def _watch(self, before: float, after: float) -> None:
         """Stop when the quantizer, not the training, has blown up ‖x − x̂‖; a contraction only shrinks it."""
-        if self.job.replaces:
-            return
         growth = math.log(after / before) if after and before else -math.inf
         self._growth = max(0.0, self._growth + growth)
         if self._growth > GROWTH_LIMIT or not math.isfinite(after):

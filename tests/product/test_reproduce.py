@@ -236,12 +236,11 @@ def test_the_study_in_legs_equals_the_simulator_with_its_frames_to_the_bit(name:
     learner = Logistic(datasets.load("breast-cancer"))
     chosen = logistic.settings(mushrooms.runs(learner.x.size)[name], 600, 3)
     fast, whole = Fused(chosen, learner), Simulation(chosen, learner, workers=1)
-    fast.run(60)
+    fast.run([1, 7, 60])
     whole.run()
     assert fast.uploads == whole.uploads == 600
-    assert fast.server.x.tobytes() == whole.server.x.tobytes()
-    assert fast.server.hidden.digest == whole.server.hidden.digest
-    assert fast.server.log.entries == whole.server.log.entries
+    assert fast.x.tobytes() == whole.server.x.tobytes()
+    assert fast.digest == whole.server.hidden.digest
 
 
 def test_mushrooms_in_miniature_continues_and_times_the_twin(tmp_path: Path, monkeypatch: Any) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 from numba import njit
 
+from qafel.quantizers.kernels import server_step
 from qafel.sim.kernels import REPORT, START
 
 F32 = np.float32
@@ -104,9 +105,9 @@ def descend(mine, start, rates, steps, scratch, delta):
 
 
 @njit(nogil=True, cache=True)
-def leg(kinds, whose, first, stop, wanted, people, start, rates, steps, scratch, deltas, total, coded):
-    """Events until ``wanted`` updates have reported: tasks that start leave their delta in their slot; what
-    reports is added to ``total``, unless it has to be decoded. (Where it stopped, how many reported.)
+def leg(kinds, whose, first, stop, wanted, people, start, rates, steps, scratch, deltas, total):
+    """Events until ``wanted`` updates have reported: tasks that start leave their delta in their slot, and
+    what reports is added to ``total`` if there is one. (Where it stopped, how many reported.)
     """
     x, grams, signs, shares = people
     added = 0
@@ -116,10 +117,31 @@ def leg(kinds, whose, first, stop, wanted, people, start, rates, steps, scratch,
             mine = x[client], grams[client], signs[client], shares[client]
             descend(mine, start, rates, steps, scratch, deltas[slot])
         elif kinds[k] == REPORT:
-            if not coded:
-                for i in range(UINT(total.size)):
-                    total[i] += deltas[slot, i]
+            for i in range(UINT(total.size)):
+                total[i] += deltas[slot, i]
             added += 1
             if added == wanted:
                 return k + 1, added
     return stop, added
+
+
+@njit(nogil=True, cache=True)
+def legs(
+    kinds, whose, first, stop, most, buffer, count, people, rates, steps, scratch, deltas, total, server
+):
+    """``leg`` after leg where nothing is quantized: x̂ = x, and the server's step is arithmetic. At most
+    ``most`` steps, from ``count`` updates in a buffer of ``buffer``. (Where it stopped, how many reported.)
+    """
+    x, momentum, beta, rate, ahead = server
+    reported = taken = 0
+    while taken < most and first < stop:
+        wanted = buffer - count
+        first, added = leg(kinds, whose, first, stop, wanted, people, x, rates, steps, scratch, deltas, total)
+        reported += added
+        count += added
+        if count == buffer:
+            server_step(total, F32(buffer), beta, momentum, rate, x, x, x, ahead)
+            total[:] = F32(0.0)
+            count = 0
+            taken += 1
+    return first, reported

@@ -74,19 +74,13 @@ def run(
     tell: Callable[[int], None] = lambda _: None,
 ) -> Gaps:
     """(server steps, f − f*) on a grid of steps, for one run."""
-    grid = _grid(steps)
     found = [(0, learner.objective(learner.x.astype(np.float64)) - optimum)]
-    wanted = iter([*grid, 1 << 60])
-    due = next(wanted)
 
     def look(run: Fused) -> None:
-        nonlocal due
-        if run.server.version >= due:
-            found.append((due, learner.objective(run.server.x.astype(np.float64)) - optimum))
-            tell(run.uploads)
-            due = next(wanted)
+        found.append((run.version, learner.objective(run.x.astype(np.float64)) - optimum))
+        tell(run.uploads)
 
-    Fused(settings(chosen, steps * BUFFER, seed), learner).run(steps, look)
+    Fused(settings(chosen, steps * BUFFER, seed), learner).run(_grid(steps), look)
     return found
 
 

@@ -56,7 +56,7 @@ def speed(
     uploads, ours, theirs = TIMED_UPLOADS // (4 if quick else 1), [], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", QafelWarning)
-        Fused(settings(chosen, WARM_UPLOADS, 0), learner).run(WARM_UPLOADS // BUFFER)  # loads the kernels
+        Fused(settings(chosen, WARM_UPLOADS, 0), learner).run([WARM_UPLOADS // BUFFER])  # loads the kernels
     for k in range(ROUNDS):
         theirs.append(slow(learner, chosen, SLOW_UPLOADS // (4 if quick else 1), k))
         files = [folder / f".speed-{job}" for job in range(jobs)]
@@ -83,5 +83,5 @@ def _timed(
     del tell
     run = Fused(settings(chosen, uploads, seed), learner)
     began = time.perf_counter()
-    run.run(uploads // BUFFER)
+    run.run([uploads // BUFFER])
     file.write_text(str(uploads / (time.perf_counter() - began)), encoding="utf-8")
