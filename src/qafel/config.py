@@ -26,6 +26,10 @@ Weight = Callable[[int], float]
 MAX_PAYLOAD = (1 << 32) - 1
 """Bytes that one field of a frame can have."""
 DEFAULT_QUANTIZER = "qsgd:4,bucket=256,norm=max"
+CLIENT_QUANTIZER, SERVER_QUANTIZER = "rotated:bits=0.5", "deadzone:step=1.8"
+"""What runs of ``qafel`` use where nobody says: docs/frontier.md measures them."""
+SMALL_MODEL = 4096
+"""Models with fewer coordinates use DEFAULT_QUANTIZER: their frames are mostly headers anyway."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -92,8 +92,6 @@ def not_finite(x: Vector) -> VectorError:
 def is_finite(x: Vector) -> bool:
     """Whether every coordinate is finite; integer comparison, without temporaries larger than a block."""
     bits = x.view(np.uint32)
-    if bits.size <= 65536:
-        return bool(((bits & 0x7FFFFFFF) < 0x7F800000).all())
     return all(
         bool(((bits[i : i + 65536] & 0x7FFFFFFF) < 0x7F800000).all()) for i in range(0, bits.size, 65536)
     )

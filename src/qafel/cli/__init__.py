@@ -8,7 +8,7 @@ from typing import Annotated, TextIO
 import typer
 
 from qafel import __version__
-from qafel.cli import bench, demo, quantizers, reproduce, run, theory
+from qafel.cli import bench, demo, quantizers, reproduce, run, theory, tune
 from qafel.errors import QafelError, QafelWarning
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.demo)
 app.command("reproduce")(reproduce.reproduce)
+app.command("tune")(tune.tune)
 
 USAGE, INTERRUPTED = 2, 130
 _show_other = warnings.showwarning

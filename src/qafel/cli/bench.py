@@ -1,7 +1,7 @@
 """``qafel bench``: timings in units of a yardstick from the same run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -10,6 +10,9 @@ from qafel.cli import show
 from qafel.cli.quantizers import check_size
 from qafel.errors import ConfigError
 from qafel.records import provenance
+
+if TYPE_CHECKING:
+    from qafel.experiments.bench_rate import Coder, Point
 
 app = typer.Typer(help="Measure speed, as ratios to a yardstick in the same run.", no_args_is_help=True)
 
@@ -26,11 +29,12 @@ def codec(
     out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
     json: show.Json = False,
 ) -> None:
-    """Encode and decode-and-add on one thread, in units of np.copyto of the same array.
+    """Encode and decode-and-add on one thread, in units of np.copyto of the same array; the entropy coders;
+    and bits against error on vectors of a real run, with a figure beside --out.
 
     Example: qafel bench codec qsgd:4,bucket=256,norm=max -d 1000000 --json
     """
-    from qafel.experiments import bench_codec
+    from qafel.experiments import bench_codec, bench_rate
     from qafel.quantizers import quantizer
 
     if rounds < 1:
@@ -42,23 +46,37 @@ def codec(
         [quantizer(spec).spec for spec in specs or bench_codec.SPECS],
         size or list(bench_codec.SIZES),
     )
-    rows = []
+    rows, coders, points = [], [], []
     with show.progress(quiet=json) as bar:
         task = bar.add_task("timing", total=len(chosen) * len(sizes))
         for row in bench_codec.bench_codec(sizes, chosen, rounds):
             rows.append(row)
             bar.update(task, advance=1, description=f"{row.spec} at {row.size:,}")
+        if not specs and not size:
+            for coder in bench_rate.coders(rounds):
+                coders.append(coder)
+                bar.update(task, description=f"{coder.coding} coder")
+            for point in bench_rate.points():
+                points.append(point)
+                bar.update(task, description=f"{point.spec} on deltas")
+    figure = bench_rate.draw(points, out.with_suffix(".png")) if out and points else None
     answer = {
         "yardstick": "np.copyto",
         "threads": 1,
         "rounds": rounds,
         **provenance("qafel", "numpy", "numba"),
         "rows": rows,
+        "coders": coders,
+        "deltas": points,
     }
     _write(out, answer)
     if json:
         show.json(answer)
         return
+    if points:
+        _print_rates(points, coders)
+    if figure:
+        show.console.print(f"Figure: {figure}\n", soft_wrap=True, highlight=False)
     show.table(
         "Codecs on one thread; × = times np.copyto of the same array in the same rounds",
         ["spec", "d", "bits/coord", "NMSE", "copy µs", "encode ×", "decode-and-add ×"],
@@ -75,6 +93,36 @@ def codec(
             for row in rows
         ),
     )
+
+
+def _print_rates(points: "list[Point]", coders: "list[Coder]") -> None:
+    show.table(
+        "On vectors of a real run (x − x̂ for biased quantizers), means over early, midway and late",
+        ["spec", "unbiased", "bits/coord", "kB", "NMSE"],
+        (
+            [p.spec, show.yes(p.unbiased), f"{p.bits:.3f}", f"{p.kilobytes:.2f}", show.number(p.nmse)]
+            for p in points
+        ),
+    )
+    show.console.print()
+    show.table(
+        "Entropy coders on a million integers; × = times np.copyto of as many float32",
+        ["coder", "step", "threads", "bits", "encode ×", "decode ×", "encode M/s", "decode M/s"],
+        (
+            [
+                c.coding,
+                show.number(c.step),
+                f"{c.threads}",
+                f"{c.bits:.3f}",
+                f"{c.encode_ratio:.2f}",
+                f"{c.decode_ratio:.2f}",
+                f"{c.encode_millions:.0f}",
+                f"{c.decode_millions:.0f}",
+            ]
+            for c in coders
+        ),
+    )
+    show.console.print()
 
 
 @app.command("sim")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from qafel.experiments.reproduce import Study
 
-NAMES = ("table1", "table2", "concurrency", "quantizers", "hidden-state", "mushrooms", "theory")
+NAMES = ("table1", "table2", "concurrency", "quantizers", "hidden-state", "mushrooms", "theory", "frontier")
 LOGISTIC = "mushrooms"
 
 

@@ -164,3 +164,41 @@ def read_gaps(data, rice, size, indices):
             return False
         at += 1
     return True
+
+
+@njit(nogil=True, cache=True)
+def pack_integers(q, most, width, out):
+    """Plane-pack q + most, in codes of ``width`` bits."""
+    low, high = np.zeros(GROUP, U8), np.zeros(GROUP, U8)
+    at = 0
+    for group in range(0, q.size, GROUP):
+        count = min(GROUP, q.size - group)
+        for j in range(count):
+            code = np.int32(q[group + j]) + most
+            low[j], high[j] = U8(code & 255), U8(code >> 8)
+        at = pack(low, 0, count, min(width, 8), out, at)
+        if width > 8:
+            at = pack(high, 0, count, width - 8, out, at)
+
+
+@njit(nogil=True, cache=True)
+def unpack_integers(data, most, width, q, top=-1):
+    """The inverse of ``pack_integers``; 1 if a code is above ``top`` (2·most) or a bit belongs to no code."""
+    top = 2 * most if top < 0 else top
+    low, high = np.zeros(GROUP, U8), np.zeros(GROUP, U8)
+    at = 0
+    for group in range(0, q.size, GROUP):
+        count = min(GROUP, q.size - group)
+        if stray_bits(data, at, count, min(width, 8)):
+            return 1
+        at = unpack(data, at, count, min(width, 8), low, 0)
+        if width > 8:
+            if stray_bits(data, at, count, width - 8):
+                return 1
+            at = unpack(data, at, count, width - 8, high, 0)
+        for j in range(count):
+            code = np.int32(low[j]) | np.int32(high[j]) << 8
+            if code > top:
+                return 1
+            q[group + j] = code - most
+    return 0

@@ -9,11 +9,14 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from qafel.errors import ConfigError
+
+T = TypeVar("T")
 
 CHUNK = 1 << 21
 """A range shorter than this is not worth another thread."""
@@ -52,17 +55,22 @@ def over_ranges(kernel: Callable[[int, int], int], size: int, unit: int) -> int:
 
     Returns the largest value that a call returned: kernels report 0 for "fine" and more for what is wrong.
     """
-    global _pool
     if size <= CHUNK:
         return kernel(0, size) if size else 0
     length = -(-size // (threads() * unit)) * unit
     length = max(length, -(-CHUNK // unit) * unit)
-    if size <= length:
-        return kernel(0, size)
+    return max(over_parts(lambda start: kernel(start, min(start + length, size)), size, length))
+
+
+def over_parts(part: Callable[[int], T], size: int, length: int) -> list[T]:
+    """``part(start)`` for every ``length`` of ``size``, by as many threads as there are, in order."""
+    global _pool
+    starts = range(0, size, length)
+    if len(starts) < 2 or threads() == 1:
+        return [part(start) for start in starts]
     pool = _pool or ThreadPoolExecutor(threads(), thread_name_prefix="qafel")
     _pool = pool
-    starts = range(0, size, length)
-    return max(pool.map(lambda start: kernel(start, min(start + length, size)), starts))
+    return list(pool.map(part, starts))
 
 
 def scratch(length: int) -> npt.NDArray[np.uint8]:

@@ -26,6 +26,17 @@ SPECS = (
     "randk:0.1,scaled",
     "contract:qsgd:4",
     "induced:topk:0.1+qsgd:4,bucket=256,norm=max",
+    "qsgd:4,bucket=256,norm=max,coding=range",
+    "dither:step=0.75,coding=fixed",
+    "dither:step=2",
+    "dither:step=2,coding=rans",
+    "deadzone:step=2",
+    "deadzone:step=2,coding=rans",
+    "rotated:bits=0.5",
+    "eden:2",
+    "sign",
+    "natural",
+    "ternary",
 )
 ROUND_SECONDS = 0.01
 """A round repeats what it times at least this long."""
@@ -69,9 +80,9 @@ def _row(q: Quantizer, x: vectors.Vector, rounds: int) -> Row:
     q.decode_add(payload, total)
     times: list[tuple[float, float, float]] = []
     for k in range(rounds):
-        copy = _seconds(lambda: np.copyto(twin, x))
-        encode = _seconds(lambda k=k: q.encode(x, k))  # type: ignore[misc]
-        times.append((copy, encode, _seconds(lambda: q.decode_add(payload, total))))
+        copy = seconds(lambda: np.copyto(twin, x))
+        encode = seconds(lambda k=k: q.encode(x, k))  # type: ignore[misc]
+        times.append((copy, encode, seconds(lambda: q.decode_add(payload, total))))
     return Row(
         spec=q.spec,
         size=x.size,
@@ -86,7 +97,7 @@ def _row(q: Quantizer, x: vectors.Vector, rounds: int) -> Row:
     )
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def seconds(call: Callable[[], object]) -> float:
     """The time of one call: the best of as many as fit into a round."""
     best, end = float("inf"), time.perf_counter() + ROUND_SECONDS
     while True:

@@ -7,7 +7,8 @@ With a layout every tensor of two or more dimensions has a range of its own, and
 and has no floor: the quantizer stays scale invariant, where a floored step rounds small deltas to nothing.
 
 Payload, tensor by tensor: step (float64), zero point (uint16), plane-packed codes; or the raw float32
-numbers.
+numbers. With ``coding=range`` or ``rans``: step, zero point, the number of bytes (uint32) and the codes less
+the zero point as ``qafel.coding.integers`` codes them.
 """
 
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Self
 import numpy as np
 
 from qafel import vectors
+from qafel.coding.integers import CODINGS, Bytes, decode_integers, encode_integers, max_integer_bytes
 from qafel.coding.planes import GROUP, packed_bytes
 from qafel.coding.work import over_ranges
 from qafel.errors import FrameError, VectorError
@@ -37,20 +39,24 @@ class Affine(Dense):
 
     bits: int
     layout: Layout | None = field(default=None, repr=False)
+    coding: str = "fixed"
 
     @classmethod
     def from_arguments(cls, arguments: Arguments) -> Self:
-        """``affine:BITS``."""
-        arguments.expect("bits", ())
+        """``affine:BITS``, then ``coding=fixed|range|rans``, for at most 15 bits."""
+        arguments.expect("bits", ("coding",))
         bits = arguments.integer("bits", 1, 16)
         if bits is None:
             arguments.fail_with("needs bits", cls.example)
-        return cls(bits)
+        coding = arguments.choice("coding", CODINGS) or "fixed"
+        if coding != "fixed" and bits > 15:
+            arguments.fail_with("codes at most 15 bits with range or rans", f"affine:15,coding={coding}")
+        return cls(bits, coding=coding)
 
     @property
     def spec(self) -> str:
-        """``affine:BITS``."""
-        return f"affine:{self.bits}"
+        """``affine:BITS``, and the coding where it is not fixed."""
+        return f"affine:{self.bits}" + (f",coding={self.coding}" if self.coding != "fixed" else "")
 
     @property
     def unbiased(self) -> bool:
@@ -64,7 +70,7 @@ class Affine(Dense):
 
     def bind(self, layout: Layout) -> "Affine":
         """With a range per tensor of ``layout``."""
-        return Affine(self.bits, layout)
+        return Affine(self.bits, layout, self.coding)
 
     def tensors(self, size: int) -> list[tuple[slice, bool]]:
         """The places of the tensors, and whether each is quantized."""
@@ -83,12 +89,17 @@ class Affine(Dense):
         return max((n / (2 * self.steps**2 + n - 2) for n in counts if n > 1), default=0.0)
 
     def max_bytes(self, size: int) -> int:
-        """Exactly this many, always."""
+        """Exactly this many where the width is fixed."""
         total = 0
         for place, quantized in self.tensors(size):
             count = place.stop - place.start
-            total += HEAD + packed_bytes(count, self.bits) if quantized else 4 * count
+            total += HEAD + self._codes_bytes(count) if quantized else 4 * count
         return total
+
+    def _codes_bytes(self, count: int) -> int:
+        if self.coding != "fixed":
+            return 4 + max_integer_bytes(count, self.steps)
+        return packed_bytes(count, self.bits)
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """Tensor after tensor."""
@@ -111,41 +122,79 @@ class Affine(Dense):
         x.flags.writeable = False
         kernel, top, width = kernels.affine_codes, self.steps, self.bits
         over_ranges(lambda a, b: kernel(x, step, zero, top, width, a, b, out), x.size, GROUP)
-        return np.float64(step).tobytes() + np.uint16(zero).tobytes() + out.tobytes()
+        return np.float64(step).tobytes() + np.uint16(zero).tobytes() + self._coded(out, zero, x.size)
+
+    def _coded(self, packed: Bytes, zero: int, count: int) -> bytes:
+        """Codes of fixed width; or how many bytes follow (uint32) and the codes less the zero point."""
+        if self.coding == "fixed":
+            return packed.tobytes()
+        from qafel.coding import kernels
+
+        codes = np.empty(count, np.int16)
+        kernels.unpack_integers(packed, 0, self.bits, codes, self.steps)
+        integers = encode_integers((codes - np.int16(zero)).astype(np.int16), self.coding)
+        return np.uint32(len(integers)).tobytes() + integers
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Checked first, then added tensor after tensor."""
         from qafel.quantizers import kernels
 
         vectors.check_target(out)
-        self.check_length(data, out.size)
         factor, width = np.float32(weight), self.bits
-        for target, piece, step, zero in self._checked(data, out):
+        for place, piece, step, zero in self._checked(data, out.size):
             if step is None:
-                target += factor * piece.view(np.float32)
+                out[place] += factor * piece.view(np.float32)
             else:
-                kernels.affine_add(piece, step, zero, width, factor, target)
+                kernels.affine_add(piece, step, zero, width, factor, out[place])
 
-    def _checked(
-        self, data: bytes, out: Vector
-    ) -> list[tuple[Vector, "np.ndarray[tuple[int], np.dtype[np.uint8]]", float | None, int]]:
+    def decode(self, data: bytes, size: int) -> Vector:
+        """What ``decode_add`` adds."""
+        self._checked(data, size)
+        out = vectors.zeros(size)
+        self.decode_add(data, out)
+        return out
+
+    def _checked(self, data: bytes, size: int) -> list[tuple[slice, Bytes, float | None, int]]:
         """(where to add, bytes, step or None for raw numbers, zero point) of every tensor, or FrameError."""
+        if self.coding == "fixed":
+            self.check_length(data, size)
         from qafel.quantizers import kernels
 
         raw, at, pieces = np.frombuffer(data, np.uint8), 0, []
-        for place, quantized in self.tensors(out.size):
+        for place, quantized in self.tensors(size):
             count, step, zero = place.stop - place.start, None, 0
+            coded = quantized and self.coding != "fixed"
+            if len(raw) - at < (4 * count if not quantized else HEAD + 4 if coded else HEAD):
+                raise FrameError(f"{self.spec}: {len(data)} bytes are too few")
             if quantized:
                 step = float(raw[at : at + 8].view(np.float64)[0])
                 zero = int(raw[at + 8 : at + HEAD].view(np.uint16)[0])
                 at += HEAD
                 if not 0 <= step * self.steps <= 2 * LARGEST * (1 + 1e-12) or zero > self.steps:
                     raise FrameError("the payload has an impossible step or zero point")
-            piece = raw[at : at + (packed_bytes(count, self.bits) if quantized else 4 * count)]
-            at += piece.size
+            if coded:
+                length = int(raw[at : at + 4].copy().view(np.uint32)[0])
+                piece = self._packed(data[at + 4 : at + 4 + length], zero, count)
+                at += 4 + length
+            else:
+                piece = raw[at : at + (packed_bytes(count, self.bits) if quantized else 4 * count)]
+                at += piece.size
             if quantized and kernels.invalid_codes(piece, self.bits, self.steps, count):
                 raise FrameError("the payload has stray bits")
             if not quantized and not vectors.is_finite(piece.view(np.float32)):
                 raise FrameError("the payload has a NaN or an infinity")
-            pieces.append((out[place], piece, step, zero))
+            pieces.append((place, piece, step, zero))
+        if at != len(raw):
+            raise FrameError(f"{self.spec}: {len(data)} bytes, where there should be {at}")
         return pieces
+
+    def _packed(self, integers: bytes, zero: int, count: int) -> Bytes:
+        """The inverse of ``_coded``, or FrameError."""
+        from qafel.coding import kernels
+
+        codes = decode_integers(integers, count, self.steps).astype(np.int32) + zero
+        if codes.size and not 0 <= codes.min() <= codes.max() <= self.steps:
+            raise FrameError("the payload has a code out of range")
+        packed = np.empty(packed_bytes(count, self.bits), np.uint8)
+        kernels.pack_integers(codes.astype(np.int16), 0, self.bits, packed)
+        return packed

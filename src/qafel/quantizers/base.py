@@ -186,4 +186,5 @@ def _nearest(spec: str) -> str:
 
 
 def _closest(word: str, words: list[str]) -> str:
-    return (difflib.get_close_matches(word.lower(), words, 1, 0.5) or ["identity"])[0]
+    near = [] if word.lower() == "none" else difflib.get_close_matches(word.lower(), words, 1, 0.5)
+    return (near or ["identity"])[0]

@@ -361,3 +361,25 @@ def affine_add(data, step, zero, width, weight, acc):
             value = F32(min(max((code - zero) * step, -largest), largest))
             acc[group + j] = F32(acc[group + j] + F32(weight * value))
     return 0
+
+
+@njit(nogil=True, cache=True)
+def natural_codes(bits, top, most, key0, key1, q):
+    """±k for a coordinate that becomes 2^(top + 1 − k), in biased exponents; 0 for what is too small.
+
+    Of two neighbouring powers of two the larger is drawn as often as the mantissa is large, by 16 random
+    bits.
+    """
+    random = np.empty(BLOCK, U16)
+    words = random.view(U32)
+    for block in range(0, bits.size, BLOCK):
+        fill(words, U32(block >> 1), key0, key1)
+        for j in range(min(BLOCK, bits.size - block)):
+            number = bits[block + j]
+            exponent = I32((number >> U32(23)) & U32(255))
+            up = I32(random[j]) < I32((number & U32(0x7FFFFF)) >> U32(7))
+            k = top + 1 - (exponent + up)
+            if exponent == 0 or k > most:
+                q[block + j] = 0
+            else:
+                q[block + j] = -k if number >> U32(31) else k

@@ -2,7 +2,8 @@
 
 With s levels and the norm of a bucket, coordinate x becomes a whole number of steps norm/s: one of the two
 neighbours of x·s/norm, drawn so that the mean is x. The payload is the float32 norm of every bucket, then the
-codes (sign included, as an offset: code − s steps) in ``bits`` bits each, plane-packed.
+codes (sign included, as an offset: code − s steps) in ``bits`` bits each, plane-packed; with ``coding=range``
+or ``rans`` the numbers of steps as ``qafel.coding.integers`` codes them.
 
 One L2 norm over a whole long vector is the textbook; it is not a contraction there (δ < 0). Buckets and the
 max norm are what practice uses: ``qsgd:4,bucket=256,norm=max`` has ω = 0.75 at worst and about 0.03 on real
@@ -17,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from qafel import vectors
+from qafel.coding.integers import CODINGS, decode_integers, encode_integers, max_integer_bytes
 from qafel.coding.planes import GROUP, packed_bytes
 from qafel.coding.work import CHUNK, over_ranges, scratch
 from qafel.errors import FrameError, VectorError
@@ -39,11 +41,14 @@ class QSGD(Dense):
     levels: int
     bucket: int | None = None
     norm: str = "l2"
+    coding: str = "fixed"
 
     @classmethod
     def from_arguments(cls, arguments: Arguments) -> Self:
-        """``qsgd:BITS`` or ``qsgd:levels=S``, then ``bucket=B`` and ``norm=l2|max``."""
-        arguments.expect("bits", ("levels", "bucket", "norm"))
+        """``qsgd:BITS`` or ``qsgd:levels=S``, then ``bucket=B``, ``norm=l2|max`` and
+        ``coding=fixed|range|rans``.
+        """
+        arguments.expect("bits", ("levels", "bucket", "norm", "coding"))
         bits = arguments.integer("bits", 2, MAX_BITS)
         levels = arguments.integer("levels", 1, (1 << (MAX_BITS - 1)) - 1)
         if bits is None and levels is None:
@@ -53,7 +58,8 @@ class QSGD(Dense):
             arguments.fail(arguments.places["levels"], "takes bits or levels, not both", None)
         bucket = arguments.integer("bucket", 1, vectors.MAX_SIZE)
         norm = arguments.choice("norm", ("l2", "max")) or "l2"
-        return cls(levels or (1 << ((bits or 0) - 1)) - 1, bucket, norm)
+        coding = arguments.choice("coding", CODINGS) or "fixed"
+        return cls(levels or (1 << ((bits or 0) - 1)) - 1, bucket, norm, coding)
 
     @cached_property
     def bits(self) -> int:
@@ -69,6 +75,8 @@ class QSGD(Dense):
             parts.append(f"bucket={self.bucket}")
         if self.norm != "l2":
             parts.append(f"norm={self.norm}")
+        if self.coding != "fixed":
+            parts.append(f"coding={self.coding}")
         return ",".join(parts)
 
     @property
@@ -86,8 +94,11 @@ class QSGD(Dense):
         return min(b / self.levels**2, math.sqrt(b) / self.levels)
 
     def max_bytes(self, size: int) -> int:
-        """Exactly this many, always."""
-        return 4 * self._buckets(size) + packed_bytes(size, self.bits)
+        """Exactly this many where the width is fixed."""
+        head = 4 * self._buckets(size)
+        if self.coding != "fixed":
+            return head + max_integer_bytes(size, self.levels)
+        return head + packed_bytes(size, self.bits)
 
     def _buckets(self, size: int) -> int:
         return -(-size // self.bucket) if self.bucket else min(size, 1)
@@ -101,6 +112,8 @@ class QSGD(Dense):
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """Norms, then codes."""
+        if self.coding != "fixed":
+            return self._coded(self._fixed.encode(x, seed), np.size(x))
         kernels = self._kernels
         x = vectors.as_vector(x)
         size, head = x.size, 4 * self._buckets(x.size)
@@ -133,9 +146,44 @@ class QSGD(Dense):
         """Codes times steps, added where they belong."""
         vectors.check_target(out)
         size = out.size
+        if self.coding != "fixed":
+            self._fixed.decode_add(self._packed(data, size), out, weight)
+            return
         self.check_length(data, size)
         head = 4 * self._buckets(size)
         raw = np.frombuffer(data, np.uint8)
         scale = (raw[:head].view(np.float32), self.bucket or max(size, 1), self.levels)
         if self._kernels.qsgd_decode(raw[head:], *scale, self.bits, np.float32(weight), out):
             raise FrameError(f"{self.spec}: an impossible norm, an impossible code, or stray bits")
+
+    def decode(self, data: bytes, size: int) -> Vector:
+        """What ``decode_add`` adds."""
+        if self.coding != "fixed":
+            return self._fixed.decode(self._packed(data, size), size)
+        return super().decode(data, size)
+
+    @cached_property
+    def _fixed(self) -> "QSGD":
+        """The same with codes of fixed width, which the others are made from."""
+        return QSGD(self.levels, self.bucket, self.norm)
+
+    def _coded(self, payload: bytes, size: int) -> bytes:
+        """Norms, then integers in a shorter coding."""
+        from qafel.coding import kernels
+
+        head = 4 * self._buckets(size)
+        q = np.empty(size, np.int16)
+        kernels.unpack_integers(np.frombuffer(payload, np.uint8, offset=head), self.levels, self.bits, q)
+        return payload[:head] + encode_integers(q, self.coding)
+
+    def _packed(self, data: bytes, size: int) -> bytes:
+        """The inverse of ``_coded``, or FrameError."""
+        from qafel.coding import kernels
+
+        head = 4 * self._buckets(size)
+        if len(data) < head:
+            raise FrameError(f"{self.spec} needs more than {len(data)} bytes for {size} coordinates")
+        q = decode_integers(memoryview(data)[head:], size, self.levels)
+        out = np.empty(packed_bytes(size, self.bits), np.uint8)
+        kernels.pack_integers(q, self.levels, self.bits, out)
+        return data[:head] + out.tobytes()

@@ -103,6 +103,21 @@ class Arguments:
             self.fail(self.places[key], problem, self._item(key, repaired))
         return value
 
+    def decimal(self, key: str, low: Decimal, high: Decimal) -> Decimal:
+        """A number from ``low`` to ``high``, exactly as typed but for zeros at its end."""
+        text = self.text(key) or ""
+        try:
+            value = Decimal(text)
+            valid = value.is_finite() and low <= value <= high and len(f"{value:f}") <= 10
+        except InvalidOperation:
+            value, valid = low, False
+        if not valid:
+            near = min(max(value, low), high) if value.is_finite() else low
+            near = near if len(f"{near:f}") <= 10 else round(near, 6)
+            problem = f"{key} must be a number from {low} to {high} (at most 10 characters), not {text!r}"
+            self.fail(self.places[key], problem, self._item(key, f"{near:f}"))
+        return value.normalize() + 0
+
     def choice(self, key: str, choices: Sequence[str]) -> str | None:
         """One of a few words."""
         text = self.text(key)

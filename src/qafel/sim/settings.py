@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from qafel.config import ALGORITHMS, Job, algorithm
+from qafel.config import ALGORITHMS, CLIENT_QUANTIZER, SERVER_QUANTIZER, SMALL_MODEL, Job, algorithm
 from qafel.errors import ConfigError
 from qafel.sim.clock import Clock
 from qafel.vectors import Layout
@@ -129,6 +129,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The job that server and clients agree on."""
         named = ("client_quantizer", "server_quantizer", "buffer_size", "staleness_weight", "max_staleness")
         chosen = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
+        if self.algorithm == "qafel" and size >= SMALL_MODEL:
+            chosen = {"client_quantizer": CLIENT_QUANTIZER, "server_quantizer": SERVER_QUANTIZER} | chosen
         rates = {"server_rate": self.server_rate, "momentum": self.momentum, "seed": self.seed}
         return algorithm(self.algorithm, size=size, layout=layout, **rates, **chosen)
 

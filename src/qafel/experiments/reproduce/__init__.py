@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qafel.errors import ConfigError
+from qafel.experiments import frontier
 from qafel.experiments.reproduce import celeba, mushrooms, theory
 from qafel.experiments.reproduce.study import Options, Study
 
@@ -22,6 +23,7 @@ STUDIES: dict[str, Callable[[Options], Study]] = {
     "hidden-state": celeba.hidden_state,
     "mushrooms": mushrooms.mushrooms,
     "theory": theory.theory,
+    "frontier": frontier.frontier,
 }
 
 __all__ = ["STUDIES", "Options", "Study", "reproduce"]

@@ -1,0 +1,82 @@
+"""``qafel tune``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qafel.cli import show
+from qafel.cli.run import Changes, resumable
+
+
+def tune(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None,
+    change: Changes = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Seeds that the last candidates run with.")] = 3,
+    budget: Annotated[int, typer.Option("--budget", help="Runs at most, FedBuff's included.")] = 40,
+    client: Annotated[
+        list[str] | None, typer.Option("--client", help="A client quantizer to try; may be repeated.")
+    ] = None,
+    server: Annotated[
+        list[str] | None, typer.Option("--server", help="A server quantizer to try; may be repeated.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Runs at the same time; one per core when left out.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the figure.")] = Path(
+        "runs/tune"
+    ),
+    json: show.Json = False,
+) -> None:
+    """Find the quantizers that reach a target with the fewest bytes and at most 5 % more uploads.
+
+    Example: qafel tune --set data=digits --set model=mlp --set target=0.9 --seeds 2 --budget 24
+    """
+    from qafel import report, sim
+    from qafel.experiments import tune as tuning
+    from qafel.quantizers import quantizer
+
+    chosen = sim.read(config, change or ())
+    clients = [quantizer(spec).spec for spec in client or tuning.CLIENTS]
+    servers = [quantizer(spec).spec for spec in server or tuning.SERVERS]
+    report.pyplot()
+    show.out_folder(out)
+    with show.progress(json) as bar, resumable():
+        task = bar.add_task("tuning", total=1.0)
+        found = tuning.tune(
+            chosen,
+            out,
+            seeds=seeds,
+            budget=budget,
+            jobs=jobs,
+            clients=list(dict.fromkeys(clients)),
+            servers=list(dict.fromkeys(servers)),
+            tell=lambda what, share: bar.update(task, description=what, completed=share),
+        )
+    if json:
+        show.json(found)
+        return
+    show.table(
+        f"To {chosen.target}, in units of FedBuff's on the same seeds; {found.runs} runs",
+        ["client, server", "seeds", "reached", "uploads", "fewer MB up", "fewer MB down", "MB up", "MB down"],
+        [
+            [
+                f"{c.client}, {c.server}",
+                f"{c.seeds}",
+                f"{c.reached}/{c.seeds}",
+                *([f"{c.uploads:.2f}×", f"{c.up:.1f}×", f"{c.down:.1f}×"] if c.reached else ["–"] * 3),
+                *([f"{c.mb_up:.2f}", f"{c.mb_down:.2f}"] if c.reached else ["–"] * 2),
+            ]
+            for c in found.candidates
+        ],
+    )
+    best = found.best
+    show.console.print()
+    if not best.reached:
+        show.console.print("No candidate reached the target; try a lower one, or more uploads.")
+    else:
+        if not found.within:
+            show.console.print(f"None is within {tuning.ALLOWANCE} times FedBuff's uploads; the nearest is")
+        words = f"--set client_quantizer={best.client} --set server_quantizer={best.server}"
+        show.console.print(f"Best: {words}", soft_wrap=True, highlight=False, markup=False)
+    show.console.print(f"Figure: {found.figure}", soft_wrap=True, highlight=False)

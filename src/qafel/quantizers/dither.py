@@ -1,0 +1,235 @@
+"""``dither``: rounding with a dither that both ends know, unbiased, for clients.
+
+    q = ⌊x/Δ + r⌋,  r uniform in [0, 1)         x̃ = (q − λ·u)·Δ,  u = r − ½
+
+Whatever λ is, the mean of x̃ is x. With λ = 1 the error is the dither's own, Δ²/12 for every coordinate, zeros
+included; with λ = 0 it is that of rounding at random, nothing for a zero. In between, with v the mean of
+f·(1 − f) and f the distance of x/Δ to a whole number, it is Δ²·(v − λ·v + λ²/12), least at λ = 6·v. Δ and λ
+depend on x only. Of the 16 bits of r the decoder draws the upper 8 again.
+
+Most numbers are zero where the step is several times the rms, and an entropy coder makes little of them: see
+``qafel.coding.integers``.
+
+Payload: Δ (float32), a power of two that brought x to a normal size (int16, mostly 0), 256/λ (uint32), the
+seed of the dither (uint32), then the integers.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+
+from qafel import vectors
+from qafel.coding.integers import (
+    CODINGS,
+    FIXED,
+    check_integers,
+    decode_integers,
+    encode_integers,
+    max_integer_bytes,
+)
+from qafel.coding.planes import GROUP, packed_bytes
+from qafel.coding.work import over_ranges, scratch
+from qafel.errors import FrameError, VectorError
+from qafel.quantizers import scaled, spatial
+from qafel.quantizers.base import Quantizer, register
+from qafel.quantizers.scaled import Goal
+from qafel.quantizers.spec import Arguments
+from qafel.streams import derive, keys
+from qafel.vectors import Layout, Vector
+
+HEAD = scaled.HEAD + 8
+WHOLE = 256
+"""256/λ where λ is 1."""
+LIMITS = {"step": ("0.001", "1000"), "bits": ("0.01", "12"), "nmse": ("0.000001", "50")}
+
+
+@register
+@dataclass(frozen=True)
+class Dither(Quantizer):
+    """Subtractive dither with the λ that loses least."""
+
+    name = "dither"
+    example = "dither:step=6"
+
+    goal: Goal
+    coding: str = "range"
+    layout: Layout | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_arguments(cls, arguments: Arguments) -> Self:
+        """``dither:step=S``, ``bits=B`` or ``nmse=E``, then ``coding=range|rans|fixed``."""
+        arguments.expect(None, (*LIMITS, "coding"))
+        goal = scaled.goal(arguments, cls.example, LIMITS)
+        return cls(goal, arguments.choice("coding", CODINGS) or "range")
+
+    @property
+    def spec(self) -> str:
+        """The goal, and the coding where it is not range."""
+        return f"dither:{self.goal}" + (f",coding={self.coding}" if self.coding != "range" else "")
+
+    @property
+    def unbiased(self) -> bool:
+        """Whatever λ is."""
+        return True
+
+    def bind(self, layout: Layout) -> "Dither":
+        """With the kernels of that layout as frequencies, where it has any."""
+        return replace(self, layout=layout if spatial.places(layout) else None)
+
+    def omega(self, size: int) -> float:
+        """With step s: s²/12, and s − 3 from 6 on; of long vectors λ is a guess, and it is s²·max(v, 1/12)
+        with v ≤ min(1/4, 1/s). A percent for the bits of the dither that the decoder does not know.
+        """
+        if size == 0:
+            return 0.0
+        if self.goal.kind == "nmse":
+            return 1.01 * float(self.goal.value)
+        s = float(self.goal.value) if self.goal.kind == "step" else 2.0 ** (scaled.HIGHEST / scaled.OCTAVE)
+        if size > 2 * scaled.SAMPLE:
+            bound = s * s * max(min(0.25, 1 / s), 1 / 12)
+        else:
+            bound = s * s / 12 if s <= 6 else s - 3
+        return 1.01 * max(bound, size * scaled.FINEST**2 / 4)
+
+    def max_bytes(self, size: int) -> int:
+        """No coding is longer than fixed width."""
+        return HEAD + max_integer_bytes(size, self._most(size)) if size else 0
+
+    def _most(self, size: int) -> int:
+        return scaled.most_steps(size, float(self.goal.value) if self.goal.kind == "step" else None)
+
+    def encode(self, x: Vector, seed: int) -> bytes:
+        """Step, λ, seed, integers."""
+        from qafel.quantizers import dither_kernels as kernels
+
+        x = vectors.as_vector(x, None if self.layout is None else self.layout.size)
+        if not x.size:
+            return b""
+        if self.layout is not None:
+            if not vectors.is_finite(x):
+                raise vectors.not_finite(x)
+            x = spatial.forward(x, self.layout)
+        found = scaled.normalise(x)
+        shared_seed = derive(seed, "shared") & 0xFFFFFFFF
+        shared, private = keys(shared_seed), keys(derive(seed, "private"))
+        step = self._step(found)
+        if step == 0:
+            integers = encode_integers(np.zeros(x.size, np.int16), self.coding)
+            return scaled.head(step, 0) + _words(WHOLE, shared_seed) + integers
+        v = kernels.spread(found.x, step, max(1, x.size // scaled.SAMPLE))
+        most = int(found.largest / float(step) * (1 + 1e-6)) + 1
+        part = _part(v, most)
+        flat = vectors.read_only(found.x)
+        width = (2 * most).bit_length()
+        if self.coding == "fixed" and width <= 8:
+            out = scratch(3 + packed_bytes(x.size, width))
+            out[0], out[1:3].view(np.uint16)[0] = FIXED, most
+            over_ranges(
+                lambda a, b: kernels.dither_pack(flat, step, shared, private, most, width, a, b, out[3:]),
+                x.size,
+                GROUP,
+            )
+            integers = out.tobytes()
+        else:
+            q = np.empty(x.size, np.int16)
+            over_ranges(
+                lambda a, b: kernels.dither_codes(flat, step, shared, private, a, b, q), x.size, GROUP
+            )
+            integers = encode_integers(q, self.coding)
+        return scaled.head(step, found.exponent) + _words(part, shared_seed) + integers
+
+    def _step(self, found: scaled.Normalised) -> np.float32:
+        from qafel.quantizers import dither_kernels as kernels
+
+        if found.largest == 0:
+            return np.float32(0)
+        some = vectors.read_only(scaled.sample(found.x))
+        power = float(np.mean(np.square(some, dtype=np.float64))) or found.rms**2
+
+        def nmse(s: float) -> float:
+            step = np.float32(s * found.rms)
+            v = kernels.spread(some, step, 1)
+            return float(step) ** 2 * (v - 3 * v * v if v < 1 / 6 else 1 / 12) / power
+
+        def bits(s: float) -> float:
+            counts = np.zeros(4096)
+            kernels.expected_counts(some, np.float32(s * found.rms), counts)
+            return scaled.entropy(counts)
+
+        kind, value = self.goal.kind, float(self.goal.value)
+        if kind == "step":
+            s = value
+        elif kind == "nmse":
+            s = scaled.search(nmse, value, falls=False)
+        else:
+            s = scaled.search(bits, value, falls=True)
+        return np.float32(max(s * found.rms, found.largest * scaled.FINEST))
+
+    def decode(self, data: bytes, size: int) -> Vector:
+        """What ``decode_add`` adds."""
+        self._head(data, size)
+        out = vectors.zeros(size)
+        replace(self, layout=None).decode_add(data, out)
+        return out if self.layout is None else scaled.within(spatial.inverse(out, self.layout))
+
+    def _head(self, data: bytes, size: int) -> tuple[np.float32, int, int, int]:
+        """(Δ, exponent, 256/λ, seed), or FrameError."""
+        if not size and not data:
+            return np.float32(0), 0, WHOLE, 0
+        if not (size and HEAD < len(data) <= self.max_bytes(size)):
+            raise FrameError(f"{self.spec} cannot have {len(data)} bytes for {size} coordinates")
+        step, exponent = scaled.read_head(data, self.spec)
+        part, seed = (int(word) for word in np.frombuffer(data[scaled.HEAD : HEAD], np.uint32))
+        if not WHOLE <= part <= 1 << 30 or (step == 0 and part != WHOLE):
+            raise FrameError(f"{self.spec}: an impossible λ")
+        check_integers(memoryview(data)[HEAD:], size, min(self._most(size), (1 << 30) // part - 1))
+        return step, exponent, part, seed
+
+    def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
+        """Integers, and the dither drawn again."""
+        from qafel.quantizers import dither_kernels as kernels
+
+        vectors.check_target(out)
+        size = out.size
+        if self.layout is not None:
+            if size != self.layout.size:
+                raise VectorError(f"the layout has {self.layout.size} coordinates, the vector {size}")
+            out += np.float32(weight) * self.decode(data, size)
+            return
+        step, exponent, part, seed = self._head(data, size)
+        if not size:
+            return
+        shared, body = keys(seed), memoryview(data)[HEAD:]
+        slope = np.float32(step / np.float32(part))
+        raw = np.frombuffer(body, np.uint8)
+        most = int.from_bytes(body[1:3], "little") if body[0] == FIXED else 0
+        if 4 <= most <= 7 and weight == 1 and not exponent and step:
+            from qafel.quantizers.kernels import invalid_codes
+
+            if invalid_codes(raw[3:], 4, 2 * most, size):
+                raise FrameError(f"{self.spec}: impossible codes or stray bits")
+            kernels.dither_unpack(raw[3:], most, part, slope, shared, out)
+            return
+        q = decode_integers(body, size, min(self._most(size), (1 << 30) // part - 1))
+        if step == 0:
+            if q.any():
+                raise FrameError(f"{self.spec}: numbers without a step")
+            return
+        if not exponent:
+            kernels.dither_add(q, part, slope, shared, np.float32(weight), out)
+            return
+        value = vectors.zeros(size)
+        kernels.dither_add(q, part, slope, shared, np.float32(1), value)
+        out += np.float32(weight) * scaled.rescale(value, exponent)
+
+
+def _part(v: float, most: int) -> int:
+    """256/λ for the best λ = 6·v, as a whole number that no product with a coordinate's overflows."""
+    largest = (1 << 30) // (most + 1)
+    return largest if v * 6 * largest <= WHOLE else max(WHOLE, math.floor(WHOLE / (6 * v) + 0.5))
+
+
+def _words(part: int, seed: int) -> bytes:
+    return np.array([part, seed], np.uint32).tobytes()
