@@ -5,7 +5,7 @@
 Whatever λ is, the mean of x̃ is x. With λ = 1 the error is the dither's own, Δ²/12 for every coordinate, zeros
 included; with λ = 0 it is that of rounding at random, nothing for a zero. In between, with v the mean of
 f·(1 − f) and f the distance of x/Δ to a whole number, it is Δ²·(v − λ·v + λ²/12), least at λ = 6·v. Δ and λ
-depend on x only. Of the 16 bits of r the decoder draws the upper 8 again.
+depend on x only. Of the 16 bits of r the decoder takes the upper 8 for u.
 
 Most numbers are zero where the step is several times the rms, and an entropy coder makes little of them: see
 ``qafel.coding.integers``.
@@ -113,7 +113,7 @@ class Dither(Quantizer):
             x = spatial.forward(x, self.layout)
         found = scaled.normalise(x)
         shared_seed = derive(seed, "shared") & 0xFFFFFFFF
-        shared, private = keys(shared_seed), keys(derive(seed, "private"))
+        shared = keys(shared_seed)
         step = self._step(found)
         if step == 0:
             integers = encode_integers(np.zeros(x.size, np.int16), self.coding)
@@ -124,20 +124,19 @@ class Dither(Quantizer):
         flat = vectors.read_only(found.x)
         width = (2 * most).bit_length()
         if self.coding == "fixed" and width <= 8:
-            out = scratch(3 + packed_bytes(x.size, width))
-            out[0], out[1:3].view(np.uint16)[0] = FIXED, most
+            head = scaled.head(step, found.exponent) + _words(part, shared_seed) + _fixed_head(most)
+            out = scratch(len(head) + packed_bytes(x.size, width))
+            codes = out[len(head) :]
+            out[: len(head)] = np.frombuffer(head, np.uint8)
             over_ranges(
-                lambda a, b: kernels.dither_pack(flat, step, shared, private, most, width, a, b, out[3:]),
+                lambda a, b: kernels.dither_pack(flat, step, shared, most, width, a, b, codes),
                 x.size,
                 GROUP,
             )
-            integers = out.tobytes()
-        else:
-            q = np.empty(x.size, np.int16)
-            over_ranges(
-                lambda a, b: kernels.dither_codes(flat, step, shared, private, a, b, q), x.size, GROUP
-            )
-            integers = encode_integers(q, self.coding)
+            return out.tobytes()
+        q = np.empty(x.size, np.int16)
+        over_ranges(lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), x.size, GROUP)
+        integers = encode_integers(q, self.coding)
         return scaled.head(step, found.exponent) + _words(part, shared_seed) + integers
 
     def _step(self, found: scaled.Normalised) -> np.float32:
@@ -145,6 +144,9 @@ class Dither(Quantizer):
 
         if found.largest == 0:
             return np.float32(0)
+        kind, value = self.goal.kind, float(self.goal.value)
+        if kind == "step":
+            return np.float32(max(value * found.rms, found.largest * scaled.FINEST))
         some = vectors.read_only(scaled.sample(found.x))
         power = float(np.mean(np.square(some, dtype=np.float64))) or found.rms**2
 
@@ -158,10 +160,7 @@ class Dither(Quantizer):
             kernels.expected_counts(some, np.float32(s * found.rms), counts)
             return scaled.entropy(counts)
 
-        kind, value = self.goal.kind, float(self.goal.value)
-        if kind == "step":
-            s = value
-        elif kind == "nmse":
+        if kind == "nmse":
             s = scaled.search(nmse, value, falls=False)
         else:
             s = scaled.search(bits, value, falls=True)
@@ -229,6 +228,10 @@ def _part(v: float, most: int) -> int:
     """256/λ for the best λ = 6·v, as a whole number that no product with a coordinate's overflows."""
     largest = (1 << 30) // (most + 1)
     return largest if v * 6 * largest <= WHOLE else max(WHOLE, math.floor(WHOLE / (6 * v) + 0.5))
+
+
+def _fixed_head(most: int) -> bytes:
+    return bytes([FIXED]) + most.to_bytes(2, "little")
 
 
 def _words(part: int, seed: int) -> bytes:

@@ -31,16 +31,28 @@ def moments(bits):
     then.
     """
     x = bits.view(F32)
-    sums = np.zeros(GROUP, F32)
-    largest = np.zeros(GROUP, U32)
-    total = 0.0
+    sums, largest = np.zeros(GROUP, F32), np.zeros(GROUP, U32)
+    mask, total = U32(0x7FFFFFFF), 0.0
     for stretch in range(0, x.size, STRETCH * GROUP):
-        for group in range(stretch, min(stretch + STRETCH * GROUP, x.size), GROUP):
-            first = UINT(group)
-            for j in range(UINT(min(GROUP, x.size - group))):
-                value = x[first + j]
-                sums[j] = F32(sums[j] + F32(value * value))
-                largest[j] = max(largest[j], U32(bits[first + j] & U32(0x7FFFFFFF)))
+        stop = min(stretch + STRETCH * GROUP, x.size)
+        group = stretch
+        while group + 4 * GROUP <= stop:  # four at a time: sums are loaded and stored a quarter as often
+            a, b = UINT(group), UINT(group + GROUP)
+            c, d = UINT(group + 2 * GROUP), UINT(group + 3 * GROUP)
+            for j in range(UINT(GROUP)):
+                low = F32(F32(x[a + j] * x[a + j]) + F32(x[b + j] * x[b + j]))
+                high = F32(F32(x[c + j] * x[c + j]) + F32(x[d + j] * x[d + j]))
+                sums[j] = F32(sums[j] + F32(low + high))
+                first = max(U32(bits[a + j] & mask), U32(bits[b + j] & mask))
+                second = max(U32(bits[c + j] & mask), U32(bits[d + j] & mask))
+                largest[j] = max(largest[j], max(first, second))
+            group += 4 * GROUP
+        while group < stop:
+            a = UINT(group)
+            for j in range(UINT(min(GROUP, stop - group))):
+                sums[j] = F32(sums[j] + F32(x[a + j] * x[a + j]))
+                largest[j] = max(largest[j], U32(bits[a + j] & mask))
+            group += GROUP
         for j in range(GROUP):
             total += F64(sums[j])
             sums[j] = F32(0)
@@ -84,37 +96,34 @@ def expected_counts(x, step, counts):
 
 
 @njit(nogil=True, cache=True)
-def dither_codes(x, step, shared, private, start, stop, q):
-    """q ← ⌊x/step + r⌋, r being 16 random bits of the coordinate: 8 that the decoder draws again, 8 it
-    cannot.
+def dither_codes(x, step, shared, start, stop, q):
+    """q ← ⌊x/step + r⌋, r being 16 random bits: the coordinate's own 8, which the decoder draws again, then
+    those of the coordinate a group further on.
     """
-    known, unknown = np.empty(BLOCK, U8), np.empty(BLOCK, U8)
-    words, others = known.view(U32), unknown.view(U32)
+    known = np.empty(BLOCK + GROUP, U8)
+    words = known.view(U32)
     rate = F32(UNIT / step)
     for block in range(start, stop, BLOCK):
         fill(words, U32(block >> 2), shared[0], shared[1])
-        fill(others, U32(block >> 2), private[0], private[1])
         first = UINT(block)
         for j in range(UINT(min(BLOCK, stop - block))):
-            r = I32(I32(I32(known[j]) << I32(8)) | I32(unknown[j]))
+            r = I32(I32(I32(known[j]) << I32(8)) | I32(known[j + UINT(GROUP)]))
             q[first + j] = I16(I32(I32(F32(x[first + j] * rate)) + r) >> I32(16))
     return 0
 
 
 @njit(nogil=True, cache=True)
-def dither_pack(x, step, shared, private, most, width, start, stop, out):
+def dither_pack(x, step, shared, most, width, start, stop, out):
     """``dither_codes`` of numbers up to ``most``, plane-packed in at most 8 bits on the way."""
-    known, unknown = np.empty(BLOCK, U8), np.empty(BLOCK, U8)
-    words, others = known.view(U32), unknown.view(U32)
-    codes = np.zeros(BLOCK, U8)
+    known, codes = np.empty(BLOCK + GROUP, U8), np.zeros(BLOCK, U8)
+    words = known.view(U32)
     rate, offset = F32(UNIT / step), I32(most << 16)
     for block in range(start, stop, BLOCK):
         end = min(block + BLOCK, stop)
         fill(words, U32(block >> 2), shared[0], shared[1])
-        fill(others, U32(block >> 2), private[0], private[1])
         first = UINT(block)
         for j in range(UINT(end - block)):
-            r = I32(I32(I32(I32(known[j]) << I32(8)) | I32(unknown[j])) + offset)
+            r = I32(I32(I32(I32(known[j]) << I32(8)) | I32(known[j + UINT(GROUP)])) + offset)
             codes[j] = U8(I32(I32(F32(x[first + j] * rate)) + r) >> I32(16))
         pack(codes, 0, end - block, width, out, block // 8 * width)
     return 0

@@ -1,0 +1,100 @@
+"""Tuning and the communication frontier, in miniature, as a user would run them."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
+from qafel.errors import SpecError
+from qafel.experiments.reproduce import reproduce
+from qafel.experiments.tune import tune
+from qafel.quantizers import quantizer
+from qafel.sim import settings
+
+TASK = {
+    "data": "digits",
+    "model": "mlp",
+    "partition": "dirichlet:1",
+    "clients": 60,
+    "local_rate": 0.1,
+    "evaluate_every": 100,
+    "uploads": 1000,
+    "target": 0.5,
+}
+
+
+def test_tuning_races_pairs_within_its_budget_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    pairs = {"clients": ["rotated:bits=0.5", "dither:step=2"], "servers": ["deadzone:step=1.8", "sign"]}
+    found = tune(settings(TASK), tmp_path, seeds=2, budget=8, jobs=2, **pairs)  # type: ignore[arg-type]
+    assert found.runs == 8  # two of FedBuff, four pairs with the first seed, two with the second
+    assert [c.seeds for c in found.candidates] == [2, 2, 1, 1]
+    assert found.best == found.candidates[0]
+    assert found.best.reached == 2
+    assert found.best.cost <= found.candidates[1].cost
+    assert (found.best.up, found.best.down) > (10, 10)
+    assert json.loads((tmp_path / "tune.json").read_text())["tuned"]["best"]["client"] == found.best.client
+    assert Path(found.figure).stat().st_size > 10_000
+    again = tune(settings(TASK), tmp_path, seeds=2, budget=8, jobs=2, **pairs)  # type: ignore[arg-type]
+    assert again == found
+
+
+def test_a_pair_that_never_arrives_is_the_dearest(tmp_path: Path) -> None:
+    chosen = settings({**TASK, "target": 0.99, "uploads": 200})
+    found = tune(chosen, tmp_path, seeds=1, budget=2, jobs=1, clients=["sign"], servers=["sign"])
+    assert found.best.reached == 0
+    assert math.isinf(found.best.cost)
+    assert not found.within
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--set", "data=digits"], "tuning needs a target"),
+        (["--set", "target=0.5", "--budget", "3"], "--budget must be at least 19 runs"),
+        (["--set", "target=0.5", "--seeds", "0"], "--seeds must be at least 1, not 0"),
+        (["--set", "target=0.5", "--client", "diter:step=6"], "dither:step=6"),
+    ],
+)
+def test_bad_input_gets_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    command = [sys.executable, "-m", "qafel", "tune", *arguments, "--out", str(tmp_path / "tune")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_tune_as_a_command_names_the_best_pair(tmp_path: Path) -> None:
+    words = [word for key, value in TASK.items() for word in ("--set", f"{key}={value}")]
+    small = ["--client", "rotated:bits=0.5", "--server", "deadzone:step=1.8", "--seeds", "1", "--budget", "2"]
+    command = [sys.executable, "-m", "qafel", "tune", *words, *small, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert "--set client_quantizer=rotated:bits=0.5 --set server_quantizer=deadzone:step=1.8" in done.stdout
+    answer = json.loads(
+        subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=300, check=True).stdout
+    )
+    assert answer["best"]["server"] == "deadzone:step=1.8"
+
+
+def test_the_frontier_in_miniature_is_beside_fedbuff(tmp_path: Path) -> None:
+    changes = {key: value for key, value in TASK.items() if key != "data"}
+    study = reproduce("frontier", data="digits", seeds=1, quick=True, out=tmp_path, jobs=2, changes=changes)
+    default = study.numbers["against FedBuff"]["default"]
+    assert default["mb_up"][0] > 20
+    assert default["mb_down"][0] > 10
+    assert [row["reached"] for row in study.numbers["rows"]] == [1, 1, 1]
+
+
+def test_runs_of_qafel_use_the_measured_pair_unless_the_model_is_small_or_somebody_says() -> None:
+    large, small = (settings({}).job(size) for size in (29_282, 1000))
+    assert (large.client_quantizer, large.server_quantizer) == (CLIENT_QUANTIZER, SERVER_QUANTIZER)
+    assert small.client_quantizer == small.server_quantizer == "qsgd:4,bucket=256,norm=max"
+    own = settings({"client_quantizer": "eden:2"}).job(29_282)
+    assert (own.client_quantizer, own.server_quantizer) == ("eden:2", SERVER_QUANTIZER)
+    assert quantizer(CLIENT_QUANTIZER).unbiased
+    assert settings({"algorithm": "fedbuff"}).job(29_282).client_quantizer == "identity"
+    with pytest.raises(SpecError):
+        settings({"client_quantizer": "edenn:2"})
