@@ -98,3 +98,14 @@ def test_runs_of_qafel_use_the_measured_pair_unless_the_model_is_small_or_somebo
     assert settings({"algorithm": "fedbuff"}).job(29_282).client_quantizer == "identity"
     with pytest.raises(SpecError):
         settings({"client_quantizer": "edenn:2"})
+
+
+def test_the_readme_gives_the_committed_numbers_of_the_frontier() -> None:
+    root = Path(__file__).parents[2]
+    found = json.loads((root / "results" / "frontier" / "smiles32" / "frontier.json").read_text())
+    default = found["numbers"]["against FedBuff"]["default"]
+    text = " ".join((root / "README.md").read_text(encoding="utf-8").split())
+    wanted = (
+        f"{default['mb_up'][0]:.1f} times fewer MB up and {default['mb_down'][0]:.1f} times fewer down at "
+    )
+    assert wanted + f"{default['uploads'][0]:.2f} times FedBuff's uploads" in text
