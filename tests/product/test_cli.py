@@ -220,10 +220,21 @@ def test_no_number_is_cut_on_a_terminal_of_80_columns(command: list[str], tmp_pa
 
 def test_ctrl_c_stops_cleanly() -> None:
     command = [sys.executable, "-m", "qafel", "bench", "codec", "--rounds", "10000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(4)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background job ignores it
+    ) as process:
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "stopped" in errors
     assert "Traceback" not in errors

@@ -22,8 +22,8 @@ TASK = {
     "clients": 60,
     "local_rate": 0.1,
     "evaluate_every": 100,
-    "uploads": 1000,
-    "target": 0.5,
+    "uploads": 600,
+    "target": 0.3,
 }
 
 
