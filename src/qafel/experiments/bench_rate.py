@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "ternary": ("ternary",),
 }
 SEEDS = 3
+TICKS = (0.2, 0.5, 1, 2, 4, 8)
 SIZE = 1_000_000
 
 
@@ -151,6 +152,8 @@ def draw(found: Sequence[Point], path: Path) -> Path:
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlim(0.15, 9)
+        axis.set_xticks(TICKS, [f"{bits:g}" for bits in TICKS])
+        axis.minorticks_off()
         axis.set_ylim(3e-4, 8)
         axis.set_title(titles[unbiased], fontsize=10)
         axis.set_xlabel("bits a coordinate")
