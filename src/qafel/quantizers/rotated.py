@@ -2,9 +2,9 @@
 
 The rotation of ``eden`` makes every block of 1,024 coordinates look normal; rounding towards zero, q =
 sign(y)·⌊|y|/s + ⅓⌋, keeps the few that stand out, and the range coder makes little of the rest. The factor
-‖y‖²/⟨y, c⟩ of a block makes the result unbiased over rotations, as in EDEN. At half a bit this leaves half
-the error of ``dither``, whose noise at large steps is that of keeping a coordinate by chance; from two bits
-on ``dither`` is better.
+‖y‖²/⟨y, c⟩ of a block makes the result unbiased over rotations, as in EDEN. At half a bit this leaves six
+tenths of the error of ``dither``, whose noise at large steps is that of keeping a coordinate by chance; from
+one bit on ``dither`` is better.
 
 Blocks with more to say get more bits: in proportion to their rms, which is what minimises Σ power/bits.
 
