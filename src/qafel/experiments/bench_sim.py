@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from qafel.config import DEFAULT_QUANTIZER
 from qafel.errors import QafelError
 from qafel.sim import Clock, Settings, Simulation
 from qafel.sim.settings import cores
@@ -28,6 +29,9 @@ CLIENTS = 500
 EVENTS = 4_000_000
 WARM = 100
 """Uploads that are not timed, before an engine's rounds: the yardstick warms up as well."""
+
+FOUR_BITS: dict[str, Any] = {"client_quantizer": DEFAULT_QUANTIZER, "server_quantizer": DEFAULT_QUANTIZER}
+"""QAFeL 4/4, whatever runs use where nobody says."""
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -142,7 +146,12 @@ def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], 
         for engine in engines:
             tell(f"{engine}: preparing")
             settings = Settings(
-                data=lambda: table, engine=engine, uploads=uploads, evaluate_every=uploads, held_out_samples=1
+                data=lambda: table,
+                engine=engine,
+                uploads=uploads,
+                evaluate_every=uploads,
+                held_out_samples=1,
+                **FOUR_BITS,
             )
             learner = settings.learner()
             warm = Simulation(msgspec.structs.replace(settings, uploads=WARM), learner, layout=learner.layout)
@@ -210,7 +219,7 @@ def memory(name: str, out: Path, progress: Callable[[Simulation], None]) -> Memo
     """Run one of MEMORY in this process and its workers, and look at their memory while it runs."""
     from qafel.sim.folder import RunFolder
 
-    settings = Settings(**MEMORY[name])
+    settings = Settings(**FOUR_BITS, **MEMORY[name])
     learner = settings.learner()
     folder = RunFolder.create(out, settings.to_toml())
     peaks: list[float] = []

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from qafel import hidden, vectors
+from qafel.buffer import Buffer
 from qafel.errors import ConfigError, DivergenceError
 from qafel.experiments.reproduce.logistic import STEPS, Logistic
 from qafel.server import Server
@@ -19,34 +20,6 @@ from qafel.sim import Settings
 from qafel.sim.timeline import Timeline
 from qafel.streams import derive
 from qafel.vectors import Vector
-from qafel.wire import Update
-
-
-class Total:
-    """The aggregator of a server whose updates are summed elsewhere."""
-
-    pending = False
-
-    def __init__(self, size: int) -> None:
-        self.sum = vectors.zeros(size)
-        self.count = 0
-
-    def add(self, update: Update, weight: float) -> None:
-        """Updates do not come in frames here."""
-        raise NotImplementedError
-
-    def finish(self) -> Vector:
-        """Σ Δ; a new sum starts at zero."""
-        total, self.sum, self.count = self.sum, vectors.zeros(self.sum.size), 0
-        return total
-
-    def state(self) -> bytes:
-        """Such a server is not saved."""
-        raise NotImplementedError
-
-    def restore(self, state: bytes) -> None:
-        """Such a server is not saved."""
-        raise NotImplementedError
 
 
 class Fused:
@@ -59,7 +32,7 @@ class Fused:
         if job.staleness_weight != "constant" or job.max_staleness is not None or settings.clock().live:
             raise ConfigError("legs know no staleness weight, no largest staleness and no bandwidth")
         self._kernels, self._learner, self._job = kernels, learner, job
-        self._total = Total(job.size)
+        self._total = Buffer(job.quantizers()[0], job.size)
         self._server = Server(job, learner.x, aggregator=self._total)
         self._coded, coded = (not q.lossless for q in job.quantizers())
         self._plain = not (self._coded or coded)
