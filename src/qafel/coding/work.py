@@ -7,8 +7,9 @@ process.
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from qafel.errors import ConfigError
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 CHUNK = 1 << 21
 """A range shorter than this is not worth another thread."""
@@ -50,27 +52,44 @@ def set_threads(count: int) -> None:
     _threads, _pool = count, None  # who is using the old pool keeps it alive until done
 
 
-def over_ranges(kernel: Callable[[int, int], int], size: int, unit: int) -> int:
+def over_ranges(kernel: Callable[[int, int], Number], size: int, unit: int) -> Number:
     """Call ``kernel(start, stop)`` on ranges that cover ``size`` and start at multiples of ``unit``.
 
     Returns the largest value that a call returned: kernels report 0 for "fine" and more for what is wrong.
     """
-    if size <= CHUNK:
+    if size <= CHUNK or threads() == 1:
         return kernel(0, size) if size else 0
-    length = -(-size // (threads() * unit)) * unit
-    length = max(length, -(-CHUNK // unit) * unit)
+    length = max(-(-size // (threads() * unit)), -(-CHUNK // unit)) * unit
     return max(over_parts(lambda start: kernel(start, min(start + length, size)), size, length))
 
 
 def over_parts(part: Callable[[int], T], size: int, length: int) -> list[T]:
-    """``part(start)`` for every ``length`` of ``size``, by as many threads as there are, in order."""
+    """``part(start)`` for every ``length`` of ``size``, by this thread and its helpers, in order."""
     global _pool
     starts = range(0, size, length)
     if len(starts) < 2 or threads() == 1:
         return [part(start) for start in starts]
-    pool = _pool or ThreadPoolExecutor(threads(), thread_name_prefix="qafel")
+    pool = _pool or ThreadPoolExecutor(threads() - 1, thread_name_prefix="qafel")
     _pool = pool
-    return list(pool.map(part, starts))
+    todo, done = deque(enumerate(starts)), dict[int, T]()
+
+    def work() -> None:
+        while todo:
+            try:
+                k, start = todo.popleft()
+            except IndexError:  # another thread was faster
+                return
+            done[k] = part(start)
+
+    helpers = [pool.submit(work) for _ in range(min(threads(), len(starts)) - 1)]
+    try:
+        work()
+    finally:
+        todo.clear()
+        wait(helpers)
+    for helper in helpers:
+        helper.result()
+    return [done[k] for k in range(len(starts))]
 
 
 def scratch(length: int) -> npt.NDArray[np.uint8]:

@@ -29,7 +29,7 @@ from qafel.coding.integers import (
     encode_integers,
     max_integer_bytes,
 )
-from qafel.coding.planes import GROUP, packed_bytes
+from qafel.coding.planes import packed_bytes
 from qafel.coding.work import over_ranges, scratch
 from qafel.errors import FrameError, VectorError
 from qafel.quantizers import scaled, spatial
@@ -131,11 +131,11 @@ class Dither(Quantizer):
             over_ranges(
                 lambda a, b: kernels.dither_pack(flat, step, shared, most, width, a, b, codes),
                 x.size,
-                GROUP,
+                kernels.BLOCK,
             )
             return out.tobytes()
         q = np.empty(x.size, np.int16)
-        over_ranges(lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), x.size, GROUP)
+        over_ranges(lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), x.size, kernels.BLOCK)
         integers = encode_integers(q, self.coding)
         return scaled.head(step, found.exponent) + _words(part, shared_seed) + integers
 
@@ -209,7 +209,12 @@ class Dither(Quantizer):
 
             if invalid_codes(raw[3:], 4, 2 * most, size):
                 raise FrameError(f"{self.spec}: impossible codes or stray bits")
-            kernels.dither_unpack(raw[3:], most, part, slope, shared, out)
+            codes = raw[3:]
+            over_ranges(
+                lambda a, b: kernels.dither_unpack(codes, most, part, slope, shared, a, b, out),
+                size,
+                kernels.BLOCK,
+            )
             return
         q = decode_integers(body, size, min(self._most(size), (1 << 30) // part - 1))
         if step == 0:

@@ -23,43 +23,65 @@ UNIT = F32(65536.0)
 MIDDLE = F32(127.5)
 STRETCH = 256
 """Groups that are summed in float32."""
+MASKS = U32(1 << 31)
+"""The words of the stream from here on are the masks of the blocks."""
 
 
 @njit(nogil=True, cache=True)
-def moments(bits):
-    """(Σ x², the bits of max |x|): a float32 sum for every place in a group, emptied into float64 now and
-    then.
+def dither_table(shared):
+    """The random bytes of the first block; those of the others are these under a mask of 32 bits. So the
+    dither of any two coordinates is independent, and drawing it costs next to nothing.
     """
-    x = bits.view(F32)
-    sums, largest = np.zeros(GROUP, F32), np.zeros(GROUP, U32)
-    mask, total = U32(0x7FFFFFFF), 0.0
-    for stretch in range(0, x.size, STRETCH * GROUP):
-        stop = min(stretch + STRETCH * GROUP, x.size)
+    table = np.empty((BLOCK + GROUP) // 4, U32)
+    fill(table, U32(0), shared[0], shared[1])
+    return table
+
+
+@njit(nogil=True, cache=True)
+def dither_of(block, table, shared, mask, words):
+    """The random bytes of a block, and of a group beyond it, into ``words``."""
+    fill(mask, U32(MASKS + U32(block // BLOCK)), shared[0], shared[1])
+    own = mask[0]
+    for k in range(UINT(words.size)):
+        words[k] = U32(table[k] ^ own)
+
+
+@njit(nogil=True, cache=True)
+def moments(x, start, stop, totals):
+    """max |x| from ``start`` to ``stop``, and Σ x² of every STRETCH of groups into ``totals``: a float32 sum
+    for every place in a group. Where a number is not finite, or its square, a total is not finite.
+    """
+    sums, largest = np.zeros(GROUP, F32), np.zeros(GROUP, F32)
+    for stretch in range(start, stop, STRETCH * GROUP):
+        end = min(stretch + STRETCH * GROUP, stop)
         group = stretch
-        while group + 4 * GROUP <= stop:  # four at a time: sums are loaded and stored a quarter as often
+        while group + 4 * GROUP <= end:  # four at a time: sums are loaded and stored a quarter as often
             a, b = UINT(group), UINT(group + GROUP)
             c, d = UINT(group + 2 * GROUP), UINT(group + 3 * GROUP)
             for j in range(UINT(GROUP)):
-                low = F32(F32(x[a + j] * x[a + j]) + F32(x[b + j] * x[b + j]))
-                high = F32(F32(x[c + j] * x[c + j]) + F32(x[d + j] * x[d + j]))
+                p, q, r, s = abs(x[a + j]), abs(x[b + j]), abs(x[c + j]), abs(x[d + j])
+                low, high = F32(F32(p * p) + F32(q * q)), F32(F32(r * r) + F32(s * s))
                 sums[j] = F32(sums[j] + F32(low + high))
-                first = max(U32(bits[a + j] & mask), U32(bits[b + j] & mask))
-                second = max(U32(bits[c + j] & mask), U32(bits[d + j] & mask))
-                largest[j] = max(largest[j], max(first, second))
+                p, r = p if p > q else q, r if r > s else s
+                p = p if p > r else r
+                largest[j] = p if p > largest[j] else largest[j]
             group += 4 * GROUP
-        while group < stop:
+        while group < end:
             a = UINT(group)
-            for j in range(UINT(min(GROUP, stop - group))):
-                sums[j] = F32(sums[j] + F32(x[a + j] * x[a + j]))
-                largest[j] = max(largest[j], U32(bits[a + j] & mask))
+            for j in range(UINT(min(GROUP, end - group))):
+                p = abs(x[a + j])
+                sums[j] = F32(sums[j] + F32(p * p))
+                largest[j] = p if p > largest[j] else largest[j]
             group += GROUP
+        total = 0.0
         for j in range(GROUP):
             total += F64(sums[j])
             sums[j] = F32(0)
-    most = U32(0)
+        totals[stretch // (STRETCH * GROUP)] = total
+    most = F32(0)
     for j in range(GROUP):
         most = max(most, largest[j])
-    return total, most
+    return most
 
 
 @njit(nogil=True, cache=True)
@@ -100,15 +122,16 @@ def dither_codes(x, step, shared, start, stop, q):
     """q ← ⌊x/step + r⌋, r being 16 random bits: the coordinate's own 8, which the decoder draws again, then
     those of the coordinate a group further on.
     """
-    known = np.empty(BLOCK + GROUP, U8)
-    words = known.view(U32)
+    known, mask, table = np.empty(BLOCK + GROUP, U8), np.empty(1, U32), dither_table(shared)
+    words, further = known.view(U32), known[GROUP:]
     rate = F32(UNIT / step)
     for block in range(start, stop, BLOCK):
-        fill(words, U32(block >> 2), shared[0], shared[1])
-        first = UINT(block)
-        for j in range(UINT(min(BLOCK, stop - block))):
-            r = I32(I32(I32(known[j]) << I32(8)) | I32(known[j + UINT(GROUP)]))
-            q[first + j] = I16(I32(I32(F32(x[first + j] * rate)) + r) >> I32(16))
+        dither_of(block, table, shared, mask, words)
+        end = min(block + BLOCK, stop)
+        of, to = x[block:end], q[block:end]
+        for j in range(end - block):
+            r = I32(I32(I32(known[j]) << I32(8)) | I32(further[j]))
+            to[j] = I16(I32(I32(F32(of[j] * rate)) + r) >> I32(16))
     return 0
 
 
@@ -116,15 +139,15 @@ def dither_codes(x, step, shared, start, stop, q):
 def dither_pack(x, step, shared, most, width, start, stop, out):
     """``dither_codes`` of numbers up to ``most``, plane-packed in at most 8 bits on the way."""
     known, codes = np.empty(BLOCK + GROUP, U8), np.zeros(BLOCK, U8)
-    words = known.view(U32)
-    rate, offset = F32(UNIT / step), I32(most << 16)
+    words, mask, table = known.view(U32), np.empty(1, U32), dither_table(shared)
+    further, rate, offset = known[GROUP:], F32(UNIT / step), I32(most << 16)
     for block in range(start, stop, BLOCK):
         end = min(block + BLOCK, stop)
-        fill(words, U32(block >> 2), shared[0], shared[1])
-        first = UINT(block)
-        for j in range(UINT(end - block)):
-            r = I32(I32(I32(I32(known[j]) << I32(8)) | I32(known[j + UINT(GROUP)])) + offset)
-            codes[j] = U8(I32(I32(F32(x[first + j] * rate)) + r) >> I32(16))
+        dither_of(block, table, shared, mask, words)
+        of = x[block:end]
+        for j in range(end - block):
+            r = I32(I32(I32(I32(known[j]) << I32(8)) | I32(further[j])) + offset)
+            codes[j] = U8(I32(I32(F32(of[j] * rate)) + r) >> I32(16))
         pack(codes, 0, end - block, width, out, block // 8 * width)
     return 0
 
@@ -135,40 +158,30 @@ def dither_add(q, part, slope, shared, weight, acc):
     with λ = 256/part and slope = step/part.
     """
     known = np.empty(BLOCK, U8)
-    words = known.view(U32)
+    words, mask, table = known.view(U32), np.empty(1, U32), dither_table(shared)
     middle, part = F32(slope * MIDDLE), I32(part)
     for block in range(0, acc.size, BLOCK):
-        fill(words, U32(block >> 2), shared[0], shared[1])
-        first = UINT(block)
-        for j in range(UINT(min(BLOCK, acc.size - block))):
-            whole = I32(I32(I32(q[first + j]) * part) - I32(known[j]))
-            value = F32(F32(F32(whole) * slope) + middle)
-            acc[first + j] = F32(acc[first + j] + F32(weight * value))
+        dither_of(block, table, shared, mask, words)
+        of, to = q[block : block + BLOCK], acc[block : block + BLOCK]
+        for j in range(to.size):
+            whole = I32(I32(I32(of[j]) * part) - I32(known[j]))
+            to[j] = F32(to[j] + F32(weight * F32(F32(F32(whole) * slope) + middle)))
 
 
 @njit(nogil=True, cache=True)
-def dither_unpack(data, most, part, slope, shared, acc):
+def dither_unpack(data, most, part, slope, shared, start, stop, acc):
     """``dither_add`` of weight 1 straight from plane-packed 4-bit codes, checked before."""
-    known, codes = np.empty(GROUP, U8), np.zeros(GROUP, U8)
-    words = known.view(U32)
-    middle, part, offset = F32(slope * MIDDLE), I32(part), I32(most)
-    for group in range(0, acc.size, GROUP):
-        fill(words, U32(group >> 2), shared[0], shared[1])
-        low, high, of = UINT(group), UINT(group + HALF), UINT(group // 2)
-        if group + GROUP <= acc.size:
-            for j in range(UINT(HALF)):
-                code = I32(I32(data[of + j] & U8(15)) - offset)
-                whole = I32(I32(code * part) - I32(known[j]))
-                acc[low + j] = F32(acc[low + j] + F32(F32(F32(whole) * slope) + middle))
-            for j in range(UINT(HALF)):
-                code = I32(I32(data[of + j] >> U8(4)) - offset)
-                whole = I32(I32(code * part) - I32(known[UINT(HALF) + j]))
-                acc[high + j] = F32(acc[high + j] + F32(F32(F32(whole) * slope) + middle))
-        else:
-            unpack(data, group // 2, acc.size - group, 4, codes, 0)
-            for j in range(UINT(acc.size - group)):
-                whole = I32(I32(I32(I32(codes[j]) - offset) * part) - I32(known[j]))
-                acc[low + j] = F32(acc[low + j] + F32(F32(F32(whole) * slope) + middle))
+    known, codes = np.empty(BLOCK, U8), np.empty(BLOCK, U8)
+    words, mask, table = known.view(U32), np.empty(1, U32), dither_table(shared)
+    middle, part, least = F32(slope * MIDDLE), I32(part), I32(most * part)
+    for block in range(start, stop, BLOCK):
+        dither_of(block, table, shared, mask, words)
+        to = acc[block : min(block + BLOCK, stop)]
+        unpack(data, block // 2, to.size, 4, codes, 0)
+        for j in range(to.size):
+            whole = I32(I32(I32(I32(codes[j]) * part) - least) - I32(known[j]))
+            to[j] = F32(to[j] + F32(F32(F32(whole) * slope) + middle))
+    return 0
 
 
 @njit(nogil=True, cache=True)

@@ -14,6 +14,8 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.integers import MOST
+from qafel.coding.planes import GROUP
+from qafel.coding.work import over_ranges
 from qafel.errors import FrameError
 from qafel.quantizers.spec import Arguments
 from qafel.vectors import Vector
@@ -61,12 +63,16 @@ class Normalised(NamedTuple):
 
 def normalise(x: Vector) -> Normalised:
     """Bring the largest magnitude between 2⁻⁴⁰ and 2⁴⁰; VectorError where a coordinate is not finite."""
-    from qafel.quantizers import dither_kernels
+    from qafel.quantizers import dither_kernels as kernels
 
-    total, bits = dither_kernels.moments(vectors.read_only(x).view(np.uint32))
-    largest = float(np.array([bits], np.uint32).view(np.float32)[0])
-    if not math.isfinite(largest):
-        raise vectors.not_finite(x)
+    flat, stretch = vectors.read_only(x), kernels.STRETCH * GROUP
+    totals = np.zeros(-(-x.size // stretch))
+    largest = float(over_ranges(lambda a, b: kernels.moments(flat, a, b, totals), x.size, stretch))
+    total = sum(totals.tolist())
+    if not math.isfinite(total):
+        largest = float(np.abs(x).max())
+        if not math.isfinite(largest):
+            raise vectors.not_finite(x)
     if largest == 0 or 2.0**-NORMAL <= largest <= 2.0**NORMAL:
         return Normalised(x, 0, math.sqrt(total / max(x.size, 1)), largest)
     exponent = -math.frexp(largest)[1]
