@@ -101,6 +101,11 @@ class SeenTasks:
         run = (~bits & (bits + 1)).bit_length() - 1
         self._floors[client] = floor + run, bits >> run
 
+    def next(self, client: int) -> int:
+        """The first number above every task of a client that was counted."""
+        floor, bits = self._floors.get(client, (0, 0))
+        return floor + bits.bit_length()
+
     def rows(self) -> list[tuple[int, int, bytes]]:
         """(client, floor, bits) of every client, for saving."""
         return [

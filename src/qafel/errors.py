@@ -9,6 +9,8 @@
     │   ├── OutOfSyncError  a client asked to train before it has a trustworthy hidden state
     │   └── MissingExtraError  an optional dependency is not installed; names the pip install
     ├── FrameError          the other side misbehaved: bytes that are not a valid message or payload
+    ├── BrokerError         the broker cannot be reached, or refuses
+    │   └── FencedError     another server has taken over
     └── DivergenceError     the training left the rails; the message names the fix
 
 ``QafelWarning`` is the category of every warning.
@@ -49,6 +51,18 @@ class OutOfSyncError(UsageError):
 
 class FrameError(QafelError):
     """The other side misbehaved: bytes that are not a valid message or payload."""
+
+
+class BrokerError(QafelError):
+    """The broker cannot be reached, or refuses; ``code`` is its own number for why, or 0."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class FencedError(BrokerError):
+    """Another server has taken over: this one must not write any more."""
 
 
 class DivergenceError(QafelError):

@@ -109,7 +109,8 @@ class Server:
         self._growth = 0.0
         self._diverged: str | None = None
         self._job_id, self._replaces = job.id, job.replaces
-        self._frame_limit = self.client_quantizer.max_bytes(job.size) + wire.MAX_OVERHEAD
+        self.frame_limit = self.client_quantizer.max_bytes(job.size) + wire.MAX_OVERHEAD
+        """No update is longer."""
 
     def __repr__(self) -> str:
         return f"Server(version={self.version}, accepted={self.accepted}, job={self._job_id:016x})"
@@ -124,15 +125,18 @@ class Server:
         """t: how many steps were taken."""
         return self.hidden.version
 
-    def receive(self, frame: bytes) -> list[Event]:
-        """Take in a client's frame; say what came of it."""
+    def receive(self, frame: bytes, sender: int | None = None) -> list[Event]:
+        """Take in a client's frame, which must be of ``sender`` where that is known; what came of it."""
         self._refuse_if_diverged()
         try:
-            message = wire.decode(frame, self._frame_limit)
+            message = wire.decode(frame, self.frame_limit)
         except FrameError as error:
             return [self._reject("malformed", str(error))]
         if message.job != self._job_id:
             return [self._reject("wrong_job", f"job {message.job:016x}, and this is job {self._job_id:016x}")]
+        if isinstance(message, Update | CatchUp) and sender not in (None, message.client):
+            detail = f"client {sender} sent what client {message.client} should"
+            return [self._reject("wrong_sender", detail)]
         if isinstance(message, Update):
             return self._update(message)
         if isinstance(message, CatchUp):

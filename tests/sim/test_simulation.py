@@ -12,8 +12,8 @@ from learners import Quadratic, step
 import timeline_twin
 from qafel import QafelWarning
 from qafel.experiments import twin
+from qafel.runs.folder import RunFolder
 from qafel.sim import Settings, Simulation, simulate
-from qafel.sim.folder import RunFolder
 from qafel.streams import derive, generator
 from qafel.wire import CatchUp
 

@@ -8,7 +8,7 @@ from typing import Annotated, TextIO
 import typer
 
 from qafel import __version__
-from qafel.cli import bench, demo, quantizers, reproduce, run, theory, tune
+from qafel.cli import bench, demo, federation, quantizers, reproduce, run, theory, tune
 from qafel.errors import QafelError, QafelWarning
 
 app = typer.Typer(
@@ -28,6 +28,11 @@ app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.demo)
 app.command("reproduce")(reproduce.reproduce)
 app.command("tune")(tune.tune)
+app.command("broker")(federation.broker)
+app.command("serve")(federation.serve)
+app.command("join")(federation.join)
+app.command("keys")(federation.keys)
+app.command("status")(federation.status)
 
 USAGE, INTERRUPTED = 2, 130
 _show_other = warnings.showwarning

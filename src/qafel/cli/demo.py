@@ -24,8 +24,8 @@ def demo(
     """
     from qafel import report
     from qafel.experiments import demo as experiment
+    from qafel.runs.folder import new_folder
     from qafel.sim import compare as comparison
-    from qafel.sim.folder import new_folder
 
     if uploads < 1:
         raise ConfigError(f"--uploads must be at least 1, not {uploads}")

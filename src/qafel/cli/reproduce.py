@@ -48,7 +48,7 @@ def reproduce(
     """
     from qafel import report
     from qafel.experiments import reproduce as studies
-    from qafel.sim.settings import parse, unknown
+    from qafel.tasks.settings import parse, unknown
 
     if name != "all" and name not in NAMES:
         raise unknown("study", name, (*NAMES, "all"))

@@ -12,6 +12,7 @@ from qafel.cli import show
 from qafel.errors import ConfigError
 
 if TYPE_CHECKING:
+    from qafel.runs.result import Result
     from qafel.sim import Simulation
     from qafel.sim.compare import Row
 
@@ -108,7 +109,7 @@ def run(
     Example: qafel run --set algorithm=fedbuff --set uploads=2000 --out runs/mine
     """
     from qafel import sim
-    from qafel.sim.folder import new_folder
+    from qafel.runs.folder import new_folder
 
     if resume is not None:
         if config is not None or change or out is not None:
@@ -139,11 +140,16 @@ def run(
     if json:
         show.json({"folder": str(folder), **_builtins(result.summary)})
         return
+    print_result(result, folder)
+
+
+def print_result(result: "Result", folder: Path) -> None:
+    """The table of one run, and where its figure lies."""
     s = result.summary
     mode = "broadcast" if s.downlink == "broadcast" else "downloaded"
     show.table(
         f"{s.algorithm}: {s.clients:,} clients, {s.size:,} parameters; ended by {s.reason}",
-        ["algorithm", "accuracy", "uploads", "MB up", f"MB {mode}", "staleness", "in flight", "virtual time"],
+        ["algorithm", "accuracy", "uploads", "MB up", f"MB {mode}", "staleness", "in flight", "time"],
         [
             [
                 s.algorithm,

@@ -19,10 +19,10 @@ import numpy as np
 from qafel.config import DEFAULT_QUANTIZER
 from qafel.errors import QafelError
 from qafel.sim import Clock, Settings, Simulation
-from qafel.sim.settings import cores
 from qafel.sim.timeline import Timeline
 from qafel.tasks.data.faces import Faces
 from qafel.tasks.data.table import Table
+from qafel.tasks.settings import cores
 
 IMAGES = 20
 CLIENTS = 500
@@ -217,7 +217,7 @@ MEMORY: dict[str, dict[str, Any]] = {
 
 def memory(name: str, out: Path, progress: Callable[[Simulation], None]) -> Memory:
     """Run one of MEMORY in this process and its workers, and look at their memory while it runs."""
-    from qafel.sim.folder import RunFolder
+    from qafel.runs.folder import RunFolder
 
     settings = Settings(**FOUR_BITS, **MEMORY[name])
     learner = settings.learner()

@@ -14,13 +14,13 @@ import msgspec
 
 from qafel.errors import ConfigError, FrameError, QafelWarning, StateError
 from qafel.records import provenance
-from qafel.sim import output
+from qafel.runs import output
+from qafel.runs.folder import RunFolder
+from qafel.runs.result import Point, Result, Summary, load
 from qafel.sim.clock import Clock
-from qafel.sim.folder import RunFolder
-from qafel.sim.result import Result, Summary, load, summarise
-from qafel.sim.saved import Point
 from qafel.sim.settings import Settings, read, settings
 from qafel.sim.simulation import CHECKPOINT_SECONDS, Simulation
+from qafel.sim.summary import summarise
 from qafel.sim.timeline import Event, Timeline
 
 __all__ = [

@@ -8,9 +8,10 @@ import msgspec
 from qafel import sim
 from qafel.config import ALGORITHMS
 from qafel.errors import ConfigError
-from qafel.sim.result import Result, figure, load, mean_std
-from qafel.sim.settings import Settings, read, unknown
+from qafel.runs.result import Result, figure, load, mean_std
+from qafel.sim.settings import Settings, read
 from qafel.sim.simulation import Simulation
+from qafel.tasks.settings import unknown
 
 Groups = dict[str, list[Result]]
 COLUMNS = ("accuracy", "uploads", "bytes_up", "bytes_down", "time")

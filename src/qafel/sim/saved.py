@@ -1,25 +1,9 @@
-"""What a run writes down: a point of its curve, and a checkpoint."""
+"""The checkpoint of a run."""
 
 import msgspec
 
+from qafel.runs.result import Point
 from qafel.sim.frames import State as FramesState
-
-
-class Point(msgspec.Struct, frozen=True):
-    """What was measured after so many uploads: a line of metrics.jsonl."""
-
-    uploads: int
-    version: int
-    time: float
-    accuracy: float
-    smoothed: float
-    loss: float
-    bytes_up: int
-    bytes_down: int
-    staleness: float
-    in_flight: int
-    residual: float
-    """‖x − x̂‖."""
 
 
 class Saved(msgspec.Struct, array_like=True):

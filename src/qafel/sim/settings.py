@@ -1,79 +1,16 @@
-"""The settings of a run: one flat list of names, the same in a TOML file, after ``--set`` and in Python."""
+"""The settings of a run: what is learned and how, and the clock."""
 
-import difflib
-import json
-import math
-import os
-import tomllib
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import msgspec
-import numpy as np
-
-from qafel.config import ALGORITHMS, CLIENT_QUANTIZER, SERVER_QUANTIZER, SMALL_MODEL, Job, algorithm
 from qafel.errors import ConfigError
 from qafel.sim.clock import Clock
-from qafel.vectors import Layout
-
-if TYPE_CHECKING:
-    from qafel.tasks.data.table import Population
-    from qafel.tasks.learner import Learner
+from qafel.tasks.settings import Learning, checked, read_file
 
 
-COUNTS = (
-    "uploads",
-    "evaluate_every",
-    "held_out_samples",
-    "smoothing",
-    "clients",
-    "concurrency",
-    "batch_size",
-    "epochs",
-    "steps",
-    "byte_budget",
-)
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that decides what a run does."""
-
-    # what is learned
-    data: Any = "faces"
-    """``faces``, ``digits``, ``breast-cancer``, a file or folder, ``module:factory``."""
-    model: Any = "cnn"
-    """``cnn``, ``logistic``, ``softmax``, ``mlp``, ``resnet18``, ``module:factory``."""
-    partition: str = "natural"
-    clients: int | None = None
-    """How many; what the data and the partition say when left out."""
-    held_out: float = 0.2
-    """The share of users (or samples) that nobody trains on."""
-    local_rate: float = 0.01
-    """Local learning rate, η_ℓ."""
-    batch_size: int = 32
-    epochs: int = 1
-    steps: int | None = None
-    """Local steps, P; ``epochs`` passes over the client's data when left out."""
-    local_momentum: float = 0.0
-    weight_decay: float = 0.0
-    prox: float = 0.0
-    """μ of FedProx: adds μ·(y − y_0) to the gradient."""
-    engine: str = "auto"
-    """``plain``, ``compile``, ``kernel`` (the cnn); ``auto`` takes the kernel where there is one."""
-    device: str = "cpu"
-
-    # how it is learned: fields of Job
-    algorithm: str = "qafel"
-    client_quantizer: str | None = None
-    server_quantizer: str | None = None
-    buffer_size: int | None = None
-    server_rate: float = 1.0
-    momentum: float = 0.3
-    staleness_weight: str | None = None
-    max_staleness: int | None = None
 
     # when: fields of Clock
     arrivals: str | None = None
@@ -88,51 +25,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     down_bandwidth: float | None = None
     downlink: Literal["broadcast", "catch-up"] = "broadcast"
 
-    # how long, and what is looked at
-    uploads: int = 10_000
-    target: float | None = None
-    """Stop when the smoothed accuracy reaches this."""
-    byte_budget: int | None = None
-    """Stop when so many bytes went up and down."""
-    time_limit: float | None = None
-    """Stop at this virtual time."""
-    evaluate_every: int = 250
-    held_out_samples: int = 1000
-    """At most so many held-out samples are looked at."""
-    smoothing: int = 3
-    """The smoothed accuracy is the median of so many evaluations."""
-    seed: int = 0
-
     def __post_init__(self) -> None:
-        if self.algorithm not in ALGORITHMS:
-            raise unknown("algorithm", self.algorithm, ALGORITHMS)
-        for name in ("data", "model"):
-            value = getattr(self, name)
-            if not isinstance(value, str) and (not callable(value) or hasattr(value, "parameters")):
-                raise ConfigError(f"{name} must be text or a function that makes it, not {value!r:.60}")
-        for name in COUNTS:
-            value = getattr(self, name)
-            if value is not None and not 1 <= value < 1 << 40:
-                raise ConfigError(f"{name} must be at least 1 and below 2⁴⁰, not {value}")
-        if self.time_limit is not None and not 0 < self.time_limit < math.inf:
-            raise ConfigError(f"time_limit must be positive and finite, not {self.time_limit}")
-        if self.target is not None and not 0 < self.target <= 1:
-            raise ConfigError(f"target must be an accuracy between 0 and 1, not {self.target}")
+        super().__post_init__()
         if self.algorithm == "fedavg" and self.arrivals not in (None, "rounds"):
             raise ConfigError(f"fedavg is synchronous: its arrivals are rounds, not {self.arrivals}")
         if self.algorithm != "fedavg" and self.arrivals == "rounds":
             raise ConfigError("arrivals rounds is synchronous training; use the algorithm fedavg")
         self.clock()
-        self.job(1)
-
-    def job(self, size: int, layout: Layout | None = None) -> Job:
-        """The job that server and clients agree on."""
-        named = ("client_quantizer", "server_quantizer", "buffer_size", "staleness_weight", "max_staleness")
-        chosen = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
-        if self.algorithm == "qafel" and size >= SMALL_MODEL:
-            chosen = {"client_quantizer": CLIENT_QUANTIZER, "server_quantizer": SERVER_QUANTIZER} | chosen
-        rates = {"server_rate": self.server_rate, "momentum": self.momentum, "seed": self.seed}
-        return algorithm(self.algorithm, size=size, layout=layout, **rates, **chosen)
 
     def clock(self) -> Clock:
         """How time passes."""
@@ -140,129 +39,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         default = "rounds" if self.algorithm == "fedavg" else "constant"
         return Clock(arrivals=self.arrivals or default, **fields)
 
-    def population(self) -> "Population":
-        """The clients and their data."""
-        from qafel.tasks.data import population
-
-        found = population(
-            self.data,
-            partition=self.partition,
-            clients=self.clients,
-            held_out=self.held_out,
-            seed=self.seed,
-        )
-        buffer_size = self.job(1).buffer_size
-        if buffer_size > found.clients:
-            raise ConfigError(
-                f"buffer_size (K) is {buffer_size}, larger than the population of {found.clients} "
-                "clients; lower it"
-            )
-        return found
-
-    def learner(self) -> "Learner":
-        """What is learned, ready to train."""
-        from qafel.tasks.learner import Learner
-        from qafel.tasks.local import LocalSgd
-
-        sgd = LocalSgd(
-            rate=self.local_rate,
-            batch_size=self.batch_size,
-            epochs=self.epochs,
-            steps=self.steps,
-            momentum=self.local_momentum,
-            weight_decay=self.weight_decay,
-            prox=self.prox,
-        )
-        return Learner(
-            self.population(),
-            self.model,
-            sgd,
-            engine=self.engine,
-            device=self.device,
-            held_out_samples=self.held_out_samples,
-            seed=self.seed,
-        )
-
-    def to_toml(self) -> str:
-        """The settings as a TOML file; a function is named by where it can be imported from."""
-        lines = []
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None:
-                lines.append(f"{name} = {json.dumps(named(value), ensure_ascii=False)}")
-        return "\n".join(lines) + "\n"
-
-
-def named(value: Any) -> Any:
-    """A function by where it can be imported from; anything else as it is."""
-    if not callable(value):
-        return value
-    return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__name__)}"
-
 
 def settings(values: Mapping[str, Any], where: str = "the settings") -> Settings:
     """Settings from names and values, or one sentence that says what is wrong, and where."""
-    for name in values:
-        if name not in Settings.__struct_fields__:
-            raise unknown("setting", name, Settings.__struct_fields__, where)
-    hints = typing.get_type_hints(Settings)
-    checked = {}
-    for name, given in values.items():
-        value = given.item() if isinstance(given, np.generic) else given
-        value = str(value) if isinstance(value, Path) else value
-        try:
-            checked[name] = msgspec.convert(value, hints[name], strict=True)
-        except msgspec.ValidationError:
-            raise ConfigError(f"{name} in {where} must be {_kind(hints[name])}, not {value!r}") from None
-    return Settings(**checked)
+    return checked(Settings, values, where)
 
 
 def read(path: Path | None, changes: Iterable[str] = ()) -> Settings:
     """Settings from a TOML file and ``key=value`` changes."""
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not a TOML file: {error}") from error
-        settings(values, str(path))
-    for change in changes:
-        name, equals, text = change.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes key=value, not {change!r}")
-        values[name.strip()] = parse(text.strip())
-    return settings(values, "--set" if path is None else f"{path} or --set")
-
-
-def parse(text: str) -> Any:
-    """A value as TOML would read it; what is not TOML is text, and ``none`` leaves the setting out."""
-    if text.lower() == "none":
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
-    """The sentence about a name that does not exist, with the nearest that does."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-    return ConfigError(f"there is no {what} {name!r}{f' ({where})' if where else ''}; {hint}")
-
-
-def _kind(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(map(repr, typing.get_args(hint)))
-    if isinstance(hint, types.UnionType):
-        return " or ".join(_kind(part) for part in typing.get_args(hint) if part is not type(None))
-    return names.get(hint, str(hint))
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return read_file(Settings, path, changes)

@@ -27,14 +27,16 @@ from qafel import wire
 from qafel.client import Advanced, Client
 from qafel.errors import ConfigError, DivergenceError, QafelError, StateError
 from qafel.hidden import digest
+from qafel.runs.folder import RunFolder
+from qafel.runs.result import Point
 from qafel.server import Accepted, Server, Stepped
-from qafel.sim.folder import RunFolder
 from qafel.sim.frames import Frames
 from qafel.sim.pool import Here, Learner
-from qafel.sim.saved import Point, Saved
-from qafel.sim.settings import Settings, cores
+from qafel.sim.saved import Saved
+from qafel.sim.settings import Settings
 from qafel.sim.timeline import Event, Timeline
 from qafel.sim.workers import Workers
+from qafel.tasks.settings import cores
 from qafel.vectors import Layout, Vector
 from qafel.wire import Rejected
 

@@ -10,8 +10,8 @@ from qafel.experiments.reproduce.claims import Claim
 from qafel.experiments.reproduce.rows import Paired, Row, paired, rows, seeds
 from qafel.experiments.reproduce.runs import Diverged, Outcome
 from qafel.experiments.reproduce.study import Options, Printed, Study, finish
+from qafel.runs.result import mean_std
 from qafel.sim import Settings
-from qafel.sim.result import mean_std
 
 DATA = "faces"
 PAIRED = 5

@@ -21,8 +21,8 @@ from qafel.experiments.reproduce.logistic import BUFFER, CLIENTS, RATE, STEPS, L
 from qafel.experiments.reproduce.runs import State, Tell, in_parallel, store
 from qafel.experiments.reproduce.study import Options, Printed, Study, finish
 from qafel.quantizers import quantizer
-from qafel.sim.settings import cores
 from qafel.tasks import data as datasets
+from qafel.tasks.settings import cores
 
 DATA = "breast-cancer"
 SERVER_STEPS, QUICK_STEPS = 10_000, 1000

@@ -9,7 +9,7 @@ import msgspec
 
 from qafel.experiments.reproduce.cells import Cell
 from qafel.experiments.reproduce.runs import Diverged, Outcome
-from qafel.sim.result import Result, mean_std
+from qafel.runs.result import Result, mean_std
 
 Pair = tuple[float, float]
 

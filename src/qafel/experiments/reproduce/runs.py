@@ -20,7 +20,7 @@ import msgspec
 from qafel.errors import ConfigError, DivergenceError, QafelError, QafelWarning
 from qafel.sim import Result, Settings, Simulation, Stopped, load
 from qafel.sim import compare as comparison
-from qafel.sim.settings import cores
+from qafel.tasks.settings import cores
 
 
 class Diverged(msgspec.Struct, frozen=True):

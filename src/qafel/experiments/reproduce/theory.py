@@ -23,7 +23,7 @@ from qafel.experiments.reproduce.problem import (
 )
 from qafel.experiments.reproduce.runs import State, Tell, in_parallel, store
 from qafel.experiments.reproduce.study import Options, Printed, Study, finish
-from qafel.sim.settings import cores
+from qafel.tasks.settings import cores
 
 SIDES = ("both", "client", "server")
 

@@ -4,8 +4,8 @@ import importlib.util
 
 from qafel import report
 from qafel.errors import MissingExtraError
-from qafel.sim.folder import RunFolder
-from qafel.sim.result import Result
+from qafel.runs.folder import RunFolder
+from qafel.runs.result import Result
 
 
 def check(tensorboard: bool) -> None:
@@ -23,9 +23,11 @@ def write(folder: RunFolder, result: Result, *, tensorboard: bool = False) -> No
     folder.write("model.safetensors", save(result.parameters(), {"digest": result.summary.digest}))
     with folder._writing():
         try:
-            result.figure(folder.path / "curves.png")
+            if result.points:
+                result.figure(folder.path / "curves.png")
             histogram = {int(tau): n for tau, n in result.summary.staleness["histogram"].items()}
-            report.histogram(folder.path / "staleness.png", histogram, "staleness", "updates")
+            if histogram:
+                report.histogram(folder.path / "staleness.png", histogram, "staleness", "updates")
         except MissingExtraError:
             pass  # numbers are complete without figures
     if tensorboard:

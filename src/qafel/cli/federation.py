@@ -1,0 +1,253 @@
+"""``qafel broker``, ``serve``, ``join``, ``keys`` and ``status``."""
+
+import datetime
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qafel.cli import show
+from qafel.cli.run import Changes, print_result
+from qafel.errors import ConfigError, FencedError
+
+INTERRUPTED = 130
+BROKER = "nats://127.0.0.1:4222"
+BrokerUrl = Annotated[str, typer.Option("--broker", help="nats:// or tls:// address of the broker.")]
+Keys = Annotated[Path | None, typer.Option("--keys", help="A folder that qafel keys made for this one.")]
+
+
+class Log:
+    """What happens, line by line: for people, or JSON for machines."""
+
+    def __init__(self, json: bool, who: str) -> None:
+        self._json, self._who = json, who
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # "eof_received() has no effect when using ssl"
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        """Write a line to standard error."""
+        import msgspec
+
+        now = datetime.datetime.now(datetime.UTC)
+        if self._json:
+            line = {
+                "time": now.isoformat(timespec="milliseconds"),
+                "who": self._who,
+                "event": event,
+                **fields,
+            }
+            sys.stderr.write(msgspec.json.encode(line, enc_hook=str).decode() + "\n")
+        else:
+            said = "  ".join(f"{key}={value}" for key, value in fields.items() if value is not None)
+            sys.stderr.write(f"{now:%H:%M:%S}  {self._who}  {event}  {said}\n".rstrip() + "\n")
+        sys.stderr.flush()
+
+
+def broker(
+    folder: Annotated[Path, typer.Option("--dir", help="Where it keeps its store and its log.")] = Path(
+        "runs/broker"
+    ),
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.", min=0, max=65535)] = 4222,
+    keys: Annotated[
+        Path | None, typer.Option("--keys", help="The folder of qafel keys: TLS, and only known keys.")
+    ] = None,
+    sync_always: Annotated[
+        bool, typer.Option("--sync-always", help="Sync every message to disk: survives power loss.")
+    ] = False,
+    max_payload: Annotated[
+        int, typer.Option("--max-payload", help="Bytes of one message.", min=65536, max=64 << 20)
+    ] = 1 << 20,
+    config_only: Annotated[
+        Path | None, typer.Option("--config-only", help="Only write the configuration to this file.")
+    ] = None,
+    json: show.Json = False,
+) -> None:
+    """Start a NATS server with JetStream on disk, or write the configuration for one of your own.
+
+    Example: qafel broker --dir runs/broker
+    """
+    from qafel.federation.broker import Broker, configuration, watch
+
+    if config_only is not None:
+        text = configuration(
+            (folder / "store").resolve(),
+            host=host,
+            port=port or 4222,
+            keys=keys,
+            sync_always=sync_always,
+            max_payload=max_payload,
+        )
+        config_only.write_text(text, encoding="utf-8")
+        show.json({"config": str(config_only)}) if json else typer.echo(f"Written: {config_only}")
+        return
+    one = Broker(folder, host=host, port=port, keys=keys, sync_always=sync_always, max_payload=max_payload)
+    with one:
+        if json:
+            show.json({"url": one.url, "pid": one.process.pid if one.process else None, "dir": str(folder)})
+        else:
+            typer.echo(f"Broker: {one.url}   (log: {folder / 'broker.log'}; Ctrl-C stops it)")
+        sys.stdout.flush()
+        try:
+            for _ in watch(one):
+                pass
+        except KeyboardInterrupt:
+            return
+    raise ConfigError(f"the broker ended by itself; see {folder / 'broker.log'}")
+
+
+def serve(
+    plan: Annotated[Path | None, typer.Argument(help="JOB.toml: the plan; defaults when left out.")] = None,
+    change: Changes = None,
+    broker: BrokerUrl = BROKER,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="The server's folder; runs/NAME when left out.")
+    ] = None,
+    keys: Keys = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait until the server there is gives no sign of life.")
+    ] = False,
+    metrics: Annotated[
+        int | None, typer.Option("--metrics", help="Port on loopback for /metrics, /healthz, /readyz.")
+    ] = None,
+    json: show.Json = False,
+) -> None:
+    """Be the server of a federation until its training has ended.
+
+    Example: qafel serve JOB.toml --broker nats://127.0.0.1:4222 --state runs/server
+    """
+    from qafel import federation
+
+    chosen = federation.read(plan, change or ())
+    folder = state or Path("runs") / chosen.name
+    log = Log(json, "server")
+    try:
+        result = federation.serve(
+            chosen, broker, folder, keys=keys, standby=standby, metrics=metrics, journal=log
+        )
+    except FencedError as error:
+        log("stopped", detail=str(error))
+        raise typer.Exit(3) from None
+    except KeyboardInterrupt:
+        log("stopped", detail=f"start it again with the same --state {folder} to go on")
+        raise typer.Exit(INTERRUPTED) from None
+    if json:
+        show.json({"folder": str(folder), "summary": result.summary})
+        return
+    print_result(result, folder)
+
+
+def join(
+    name: Annotated[str, typer.Argument(help="The federation's name.")] = "qafel",
+    broker: BrokerUrl = BROKER,
+    client: Annotated[int, typer.Option("--client", help="This client's number.", min=0)] = 0,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="Data of its own; its share of the plan's when left out."),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="A folder to go on from after a restart.")
+    ] = None,
+    keys: Keys = None,
+    tasks: Annotated[int | None, typer.Option("--tasks", help="Leave after so many.", min=1)] = None,
+    json: show.Json = False,
+) -> None:
+    """Be a client of a federation: follow the model, train, send updates, until the training has ended.
+
+    Example: qafel join qafel --broker nats://127.0.0.1:4222 --client 7 --state runs/client-7
+    """
+    from qafel import federation
+
+    log = Log(json, f"client {client}")
+    try:
+        done = federation.join(
+            name, broker, client=client, data=data, state=state, keys=keys, tasks=tasks, journal=log
+        )
+    except KeyboardInterrupt:
+        log("stopped")
+        raise typer.Exit(INTERRUPTED) from None
+    if json:
+        show.json(done)
+        return
+    typer.echo(
+        f"client {done.client}: {done.tasks:,} tasks, {done.bytes_up / 1e6:.2f} MB up, "
+        f"{done.bytes_down / 1e6:.2f} MB down, version {done.version:,}"
+        + (f"; ended by {done.reason}" if done.reason else "")
+    )
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where the keys go.")],
+    name: Annotated[str, typer.Option("--name", help="The federation's name.")] = "qafel",
+    clients: Annotated[int, typer.Option("--clients", help="Keys for clients 0 to N − 1.", min=0)] = 8,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A name or address of the broker; may be repeated.")
+    ] = None,
+    days: Annotated[float, typer.Option("--days", help="How long the certificates are valid.")] = 365,
+    json: show.Json = False,
+) -> None:
+    """Make a private CA, a certificate for the broker, and a key for the server and every client.
+
+    Example: qafel keys runs/keys --name faces --clients 100 --host broker.example.org
+    """
+    from qafel.federation.keys import make
+
+    made = make(folder, name, range(clients), hosts=host or ("127.0.0.1", "localhost"), days=days)
+    if json:
+        show.json({"folder": str(folder), "made": [str(path) for path in made]})
+        return
+    typer.echo(f"{len(made)} new keys in {folder}; start the broker with: qafel broker --keys {folder}")
+    typer.echo(f"Hand {folder / 'server'} to the server, {folder / 'client-N'} to client N; keep ca-key.pem.")
+
+
+def status(
+    name: Annotated[str, typer.Argument(help="The federation's name.")] = "qafel",
+    broker: BrokerUrl = BROKER,
+    keys: Keys = None,
+    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
+    json: show.Json = False,
+) -> None:
+    """A live view of a running federation; Ctrl-C ends the view, not the federation.
+
+    Example: qafel status qafel --broker nats://127.0.0.1:4222
+    """
+    from rich.live import Live
+
+    from qafel.federation.status import watch
+
+    seen = watch(name, broker, keys)
+    try:
+        if json or once or not show.console.is_terminal:
+            for found in seen:
+                show.json(found) if json else show.console.print(_view(found))
+                if once:
+                    return
+        with Live(console=show.console, refresh_per_second=4) as view:
+            for found in seen:
+                view.update(_view(found))
+    except KeyboardInterrupt:
+        return
+
+
+def _view(found: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    bar = "█" * round(20 * found["buffer"][0] / max(1, found["buffer"][1]))
+    rows = {
+        "federation": f"{found['name']}   term {found['term']}   {found['seconds']:,.0f} s",
+        "version": f"{found['version']:,}",
+        "uploads": f"{found['uploads']:,} of {found['wanted']:,}",
+        "rejected": ", ".join(f"{n:,} {why}" for why, n in found["rejected"].items()) or "none",
+        "buffer": f"{bar:<20} {found['buffer'][0]} of {found['buffer'][1]}",
+        "staleness": f"{found['staleness']:.2f}",
+        "training now": f"{found['leases'][0]:,} of at most {found['leases'][1]:,}",
+        "MB up, down": f"{found['bytes_up'] / 1e6:,.2f}, {found['bytes_down'] / 1e6:,.2f}",
+        "accuracy": "–" if found["accuracy"] is None else f"{100 * found['accuracy']:.1f} %",
+        "seen": time.strftime("%H:%M:%S"),
+    }
+    for key, value in rows.items():
+        table.add_row(f"[bold]{key}[/bold]", value)
+    return table

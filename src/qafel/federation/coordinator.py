@@ -1,0 +1,410 @@
+"""The server of a federation: reads the upload log, folds it, writes increments, saves itself.
+
+    read      uploads after the last one folded, in order
+    publish   the increments they led to; version t + 1 only after version t, only by the leader of this term
+    save      the state, and with it the number of the last upload in it; then the log below may go
+
+Killed anywhere, it starts again from the last checkpoint, reads the same uploads and comes to the same bytes;
+increments that are in the broker already are compared, not written twice.
+"""
+
+import asyncio
+import contextlib
+import random
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from qafel.config import Job
+from qafel.errors import BrokerError, ConfigError, FencedError, FrameError, StateError
+from qafel.federation import objects
+from qafel.federation.checkpoints import Checkpoints
+from qafel.federation.fold import Fold
+from qafel.federation.leader import RENEW, Leadership
+from qafel.federation.leases import Ask, Done, Leases, Reply, Wait
+from qafel.federation.link import Link, Message
+from qafel.federation.metrics import Metrics
+from qafel.federation.names import owner
+from qafel.federation.objects import Manifest, is_manifest
+from qafel.federation.outlet import Outlet
+from qafel.federation.plan import Plan
+from qafel.federation.reader import Reader
+from qafel.runs.folder import RunFolder
+from qafel.runs.result import Point
+from qafel.server import Accepted, Stepped
+from qafel.vectors import Vector
+from qafel.wire import Rejected
+
+Judge = Callable[[Vector], tuple[float, float]]
+"""(accuracy, loss) of a model on held-out samples."""
+Journal = Callable[..., None]
+CHECKPOINT_SHARE = 0.1
+"""At most this part of the time goes into checkpoints."""
+SWEEP_SECONDS = 600.0
+REFUSALS = 8
+"""A broker that is there and says no so often in a row means it."""
+
+
+class Coordinator:
+    """One server; ``at`` is told every step of the commit sequence, for those who want to kill it there."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        job: Job,
+        x: Vector,
+        link: Link,
+        folder: RunFolder,
+        *,
+        judge: Judge | None = None,
+        standby: bool = False,
+        journal: Journal = lambda event, **fields: None,  # noqa: ARG005
+        at: Callable[[str], None] = lambda step: None,  # noqa: ARG005
+    ) -> None:
+        self.plan, self.job, self.folder, self.metrics = plan, job, folder, Metrics()
+        self._x, self._link, self._judge, self._standby = x, link, judge, standby
+        self._journal, self._at = journal, at
+        self._leadership = Leadership(link)
+        self._checkpoints = Checkpoints(link, folder)
+        self._leases = Leases(plan.concurrency, plan.lease_seconds, plan.rest_seconds)
+        self.fold: Fold | None = None
+        self._unpublished: deque[tuple[int, bytes]] = deque()
+        self._used: list[tuple[int, Manifest]] = []
+        """Long uploads that are folded; their pieces go with the next checkpoint."""
+        self._suspects: set[str] = set()
+        self._saved = self._swept = time.monotonic()
+        self._cost = 0.0
+        """Seconds the last checkpoint took."""
+        self._leads = self._ended = False
+        self.metrics.ready = lambda: (
+            None
+            if self._leads and link.nc.is_connected
+            else "it does not lead"
+            if not self._leads
+            else "no broker"
+        )
+
+    async def run(self) -> Fold:
+        """Until the training has ended; FencedError when another server has taken over."""
+        wait, refused = 0.1, 0
+        while True:
+            try:
+                await self._prepare()
+                refused = 0
+                asked = await self._link.nc.subscribe(self._link.names.ask(), cb=self._asked)
+                try:
+                    await self._alive(self._work())
+                finally:
+                    with contextlib.suppress(Exception):
+                        await asked.unsubscribe()
+                return self._state
+            except FencedError:
+                self._leads = False
+                self._journal("fenced")
+                raise
+            except BrokerError as error:
+                self._leads = False
+                self._journal("broker", detail=str(error))
+                refused += bool(error.code)
+                if refused > REFUSALS:
+                    raise
+            await asyncio.sleep(wait * random.uniform(0.5, 1))  # noqa: S311
+            wait = min(2 * wait, 2.0)
+
+    @property
+    def _state(self) -> Fold:
+        if self.fold is None:
+            raise StateError("the server has not started")
+        return self.fold
+
+    async def _alive(self, work: Any) -> None:
+        """Do the work, and show signs of life; whichever fails ends both."""
+        tasks = [asyncio.create_task(work), asyncio.create_task(self._renew())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW)
+            await self._leadership.renew()
+            self._report()
+
+    async def _prepare(self) -> None:
+        """Lead, find out where we are, make sure that everything is there."""
+        names, plan = self._link.names, self.plan
+        common = {"allow_direct": True, "num_replicas": plan.replicas}
+        kept = [names.public(), names.private(), names.chunk()]
+        await self._link.ensure(names.objects, {"subjects": kept, "max_msgs_per_subject": 2, **common})
+        term = await self._leadership.take(standby=self._standby, again=self.fold is not None)
+        self._standby = False
+        self._journal("leads", term=term)
+        await self._welcome()
+        first = self.fold is None
+        fold = self.fold = self.fold or await self._load()
+        self._outlet = Outlet(self._link, term)
+        await self._outlet.open(plan.replicas, fold.server.version - len(self._unpublished))
+        uploads = await self._link.ensure(
+            names.uploads,
+            {
+                "subjects": [names.upload()],
+                "max_msgs_per_subject": plan.max_pending,
+                "discard": "new",
+                "discard_new_per_subject": True,
+                "duplicate_window": 120_000_000_000,
+                "first_seq": fold.sequence + 1,
+                **common,
+            },
+        )
+        state = uploads["state"]
+        if state["last_seq"] < fold.sequence:  # the broker lost its log: numbers go on where ours are
+            await self._link.purge(names.uploads, below=fold.sequence + 1)
+        elif state["first_seq"] > fold.sequence + 1:
+            raise StateError(
+                f"the broker has no uploads before {state['first_seq']}, and no checkpoint holds more than "
+                f"{fold.sequence} of them; start under a new name"
+            )
+        if first:
+            self._restore_points(fold)
+        await self._checkpoints.save(fold.state(), claim=True)
+        await self._outlet.snapshot(fold.server)
+        self._reader = Reader(self._link, names.uploads, fold.sequence)
+        self._leads, self._since = True, time.monotonic()
+        self._journal("ready", version=fold.server.version, sequence=fold.sequence, uploads=fold.uploads)
+
+    async def _welcome(self) -> None:
+        """Tell newcomers the job; complain if there is another one under this name."""
+        names = self._link.names
+        terms = msgspec.msgpack.encode({"job": self.job.to_bytes(), "plan": self.plan.to_toml()})
+        there = await self._link.last(names.objects, names.public("welcome"))
+        if there is None:
+            await self._link.publish(names.public("welcome"), terms)
+        elif there.data != terms:
+            raise ConfigError(
+                f"the broker runs another job under the name {names.name!r}; choose another name"
+            )
+
+    async def _load(self) -> Fold:
+        """The best checkpoint that the increments do not contradict; from the start where there is none."""
+        outlet = Outlet(self._link, 0)
+        written = await self._link.stream(self._link.names.increments)
+        found: list[Fold] = []
+        for data in await self._checkpoints.load(limit=1 << 34):
+            try:
+                fold = Fold.from_state(self.plan, self.job, data)
+            except (StateError, FrameError) as error:
+                self._journal("checkpoint refused", detail=str(error))
+                continue
+            if written is not None and not await outlet.agrees(fold.server):
+                self._journal("checkpoint refused", detail="the increments say otherwise")
+                continue
+            found.append(fold)
+        return max(found, key=lambda fold: fold.sequence, default=Fold(self.plan, self.job, self._x))
+
+    def _restore_points(self, fold: Fold) -> None:
+        self.folder.truncate(0)
+        for point in fold.points:
+            self.folder.append(point)
+
+    async def _work(self) -> None:
+        fold = self._state
+        if self._judge and not fold.points:
+            await self._evaluate()
+        while fold.reason is None:
+            await self._read()
+            await self._publish()
+            if self.plan.time_limit is not None and self._seconds() >= self.plan.time_limit:
+                fold.reason = fold.reason or "time limit"
+            if time.monotonic() - self._saved >= max(
+                self.plan.checkpoint_seconds, self._cost / CHECKPOINT_SHARE
+            ):
+                await self._save()
+            if time.monotonic() - self._swept > SWEEP_SECONDS:
+                await self._sweep()
+        await self._publish()
+        if self._judge and fold.points[-1].uploads < fold.uploads:
+            await self._evaluate()
+        await self._save()
+        await self._link.publish(self._link.names.public("done"), fold.reason.encode())
+        self._ended = True
+        await self._leadership.resign()
+        self._journal("done", reason=fold.reason, uploads=fold.uploads, version=fold.server.version)
+
+    def _seconds(self) -> float:
+        """Spent so far, restarts included."""
+        now = time.monotonic()
+        self._state.seconds += now - self._since
+        self._since = now
+        return self._state.seconds
+
+    async def _read(self) -> None:
+        left = self.plan.checkpoint_seconds - (time.monotonic() - self._saved)
+        messages = await self._reader.next(min(1.0, max(0.05, left)))
+        if messages:
+            self._at("after read")
+        for message in messages:
+            await self._take(message)
+            if self._state.reason is not None:
+                break
+
+    async def _take(self, message: Message) -> None:
+        fold, client = self._state, owner(message.subject)
+        frame: bytes | FrameError = message.data
+        if is_manifest(message.data) and client is not None:
+            root = self._link.names.chunk(client, "object")
+            try:
+                manifest = Manifest.from_bytes(message.data)
+                frame = await objects.get(self._link, root, manifest, fold.server.frame_limit)
+                self._used.append((client, manifest))
+            except FrameError as error:
+                frame = error
+        for event in fold.take(message.sequence, client, frame):
+            if isinstance(event, Accepted):
+                self._leases.release(event.client, event.task, time.monotonic())
+                self.metrics.staleness[event.staleness] += 1
+                self.metrics.add("uploads_accepted_total")
+                if fold.uploads % self.plan.evaluate_every == 0 and self._judge:
+                    await self._evaluate()
+            elif isinstance(event, Stepped):
+                self._unpublished.append((event.version, event.frame))
+                self.metrics.add("bytes_down_total", len(event.frame))
+            elif isinstance(event, Rejected):
+                self.metrics.add("uploads_rejected_total", reason=event.reason)
+                self._journal("rejected", reason=event.reason, detail=event.detail, client=client)
+        self.metrics.add("bytes_up_total", 0 if isinstance(frame, FrameError) else len(frame))
+
+    async def _publish(self) -> None:
+        """Increments, in order; each is forgotten when it is in the broker."""
+        while self._unpublished:
+            self._at("before publish")
+            await self._outlet.publish(*self._unpublished[0])
+            self._unpublished.popleft()
+            self._at("after publish")
+
+    async def _save(self) -> None:
+        """A checkpoint; what it makes superfluous goes."""
+        fold, names = self._state, self._link.names
+        self._saved = time.monotonic()
+        if fold.sequence == self._kept and fold.reason is None:
+            return
+        self._seconds()
+        self._at("before checkpoint")
+        await self._checkpoints.save(fold.state())
+        self._at("after checkpoint")
+        self._cost = time.monotonic() - self._saved
+        self.metrics.add("checkpoints_total")
+        self.metrics.add("checkpoint_seconds_total", self._cost)
+        self._at("before purge")
+        await self._link.purge(names.uploads, below=fold.sequence + 1)
+        self._kept = fold.sequence
+        used, self._used = self._used, []
+        for client, manifest in used:
+            await objects.remove(self._link, names.chunk(client, "object"), manifest)
+        if await self._outlet.snapshot(fold.server):
+            self.metrics.add("snapshots_total")
+        self._at("after purge")
+        self._saved = time.monotonic()
+
+    _kept = -1
+    """The last upload of the newest checkpoint."""
+
+    async def _evaluate(self) -> None:
+        fold = self._state
+        if self._judge is None:
+            return
+        accuracy, loss = await asyncio.to_thread(self._judge, fold.server.x.copy())
+        recent = [point.accuracy for point in fold.points][len(fold.points) + 1 - self.plan.smoothing :]
+        point = Point(
+            uploads=fold.uploads,
+            version=fold.server.version,
+            time=self._seconds(),
+            accuracy=accuracy,
+            smoothed=statistics.median([*recent, accuracy]),
+            loss=loss,
+            bytes_up=fold.bytes_up,
+            bytes_down=fold.bytes_down,
+            staleness=fold.mean_staleness,
+            in_flight=len(self._leases),
+            residual=fold.residual,
+        )
+        fold.points.append(point)
+        self.folder.append(point)
+        self._journal("evaluated", uploads=point.uploads, accuracy=round(point.smoothed, 4))
+        full = len(fold.points) > self.plan.smoothing
+        if self.plan.target is not None and full and point.smoothed >= self.plan.target:
+            fold.reason = fold.reason or "target"
+
+    async def _asked(self, message: Any) -> None:
+        """Answer a client that is free."""
+        client = owner(message.subject)
+        try:
+            ask = msgspec.msgpack.decode(message.data, type=Ask)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return
+        if client is None or self.fold is None:
+            return
+        if ask.resyncs:
+            self.metrics.add("resyncs_total", ask.resyncs)
+            self._journal("resync", client=client, times=ask.resyncs)
+        number = max(ask.number, self.fold.server.seen.next(client))
+        reason = self.fold.reason
+        if reason is not None:
+            reply: Reply = Done(reason) if self._ended else Wait(0.2)
+        else:
+            reply = self._leases.ask(client, number, time.monotonic())
+        await message.respond(msgspec.msgpack.encode(reply))
+
+    async def _sweep(self) -> None:
+        """Remove pieces of uploads that nobody has announced for a while."""
+        names = self._link.names
+        request = msgspec.json.encode({"subjects_filter": names.chunk()})
+        found = await self._link.call(f"$JS.API.STREAM.INFO.{names.objects}", request)
+        roots = {subject.rsplit(".", 1)[0] for subject in found["state"].get("subjects") or {}}
+        roots -= {f"{names.chunk(client, 'object')}.{m.digest}" for client, m in self._used}
+        for root in roots & self._suspects:
+            await self._link.purge(names.objects, subject=f"{root}.*")
+            self._journal("orphan", subject=root)
+        self._suspects, self._swept = roots, time.monotonic()
+
+    def _report(self) -> None:
+        """Gauges, and a line for whoever watches."""
+        fold = self._state
+        self._leases.expire(time.monotonic())
+        last = fold.points[-1] if fold.points else None
+        for name, value in (
+            ("version", fold.server.version),
+            ("buffer_fill", fold.server.aggregator.count),
+            ("leases", len(self._leases)),
+            ("log_sequence", fold.sequence),
+            ("accuracy", last.smoothed if last else 0.0),
+            ("leader", float(self._leads)),
+        ):
+            self.metrics.set(name, value)
+        status = {
+            "name": self.plan.name,
+            "version": fold.server.version,
+            "uploads": fold.uploads,
+            "wanted": self.plan.uploads,
+            "rejected": dict(fold.server.rejections),
+            "buffer": [fold.server.aggregator.count, self.job.buffer_size],
+            "staleness": round(fold.mean_staleness, 2),
+            "bytes_up": fold.bytes_up,
+            "bytes_down": fold.bytes_down,
+            "leases": [len(self._leases), self.plan.concurrency],
+            "accuracy": last.smoothed if last else None,
+            "seconds": round(fold.seconds, 1),
+            "term": self._leadership.term,
+        }
+        task = asyncio.ensure_future(
+            self._link.nc.publish(self._link.names.status, msgspec.json.encode(status))
+        )
+        task.add_done_callback(lambda done: done.exception())

@@ -1,0 +1,117 @@
+"""Reading the upload log in order, by sequence number, as fast as it grows.
+
+A pull consumer without acknowledgements: the broker keeps no state for us that matters. Where a message is
+missing, or the broker says nothing for a while, the consumer is made anew from the next sequence number.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections import deque
+from typing import Any
+
+from qafel.errors import BrokerError
+from qafel.federation.link import Link, Message
+
+BATCH = 256
+EXPIRES = 5.0
+HEARTBEAT = 1.0
+
+
+class Reader:
+    """Messages of a stream after ``sequence``."""
+
+    def __init__(self, link: Link, stream: str, sequence: int) -> None:
+        self._link, self._stream, self.sequence = link, stream, sequence
+        self._found: deque[Message] = deque()
+        self._news = asyncio.Event()
+        self._consumer: str | None = None
+        self._subscription: Any = None
+        self._wanted = 0
+        """Messages that the broker still owes us."""
+        self._heard = 0.0
+
+    async def next(self, wait: float) -> list[Message]:
+        """What has arrived; after ``wait`` seconds perhaps nothing."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + wait
+        while not self._found:
+            await self._ask()
+            self._news.clear()
+            left = min(until - clock(), HEARTBEAT)
+            if left <= 0:
+                return []
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left)
+            if clock() - self._heard > 3 * HEARTBEAT:
+                await self.close()
+        messages = list(self._found)
+        self._found.clear()
+        await self._ask()
+        return messages
+
+    async def _ask(self) -> None:
+        """Keep the broker busy: ask for more before it has run out."""
+        if self._consumer is None:
+            await self._open()
+        if self._wanted < BATCH // 2:
+            nanoseconds = 1_000_000_000
+            request = {
+                "batch": BATCH,
+                "expires": int(EXPIRES * nanoseconds),
+                "idle_heartbeat": int(HEARTBEAT * nanoseconds),
+            }
+            self._wanted += BATCH
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+            await self._link.nc.publish(subject, json.dumps(request).encode(), reply=self._inbox)
+
+    async def _open(self) -> None:
+        name = f"reader-{secrets.token_hex(6)}"
+        config = {
+            "name": name,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self.sequence + 1,
+            "ack_policy": "none",
+            "max_deliver": -1,
+            "replay_policy": "instant",
+            "inactive_threshold": 30_000_000_000,
+            "num_replicas": 1,
+            "mem_storage": True,
+        }
+        request = {"stream_name": self._stream, "config": config, "action": "create"}
+        self._inbox = f"{self._link.nc._inbox_prefix.decode()}.{name}"
+        self._subscription = await self._link.nc.subscribe(
+            self._inbox, cb=self._take, pending_bytes_limit=1 << 30
+        )
+        subject = f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}"
+        try:
+            await self._link.call(subject, json.dumps(request).encode())
+        except BrokerError:
+            await self.close()
+            raise
+        self._consumer, self._wanted = name, 0
+        self._heard = asyncio.get_running_loop().time()
+
+    async def _take(self, message: Any) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        if message.headers and (status := message.headers.get("Status")):
+            if status != "100":  # the request has ended; 100 is a heartbeat
+                self._wanted = 0
+                self._news.set()
+            return
+        sequence = int(message.reply.split(".")[5])
+        self._wanted -= 1
+        if self._consumer is None or sequence <= self.sequence:
+            return
+        self.sequence = sequence
+        self._found.append(Message(sequence, message.subject, message.data))
+        self._news.set()
+
+    async def close(self) -> None:
+        """Let the consumer go; the next read makes a new one."""
+        if self._subscription is not None:
+            with contextlib.suppress(Exception):
+                await self._subscription.unsubscribe()
+        self._subscription = self._consumer = None
+        self._wanted = 0

@@ -1,0 +1,38 @@
+"""What a running server says of itself, every second."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qafel.errors import BrokerError
+from qafel.federation.link import Link
+from qafel.federation.names import Names
+
+SILENCE = 10.0
+
+
+def watch(name: str, broker: str, keys: Path | None = None) -> Iterator[dict[str, Any]]:
+    """The server's words as they come; BrokerError when it says nothing for a while."""
+    loop = asyncio.new_event_loop()
+    try:
+        names = Names(name)
+        link = loop.run_until_complete(Link.open(broker, names, "server", keys=keys))
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def hear(message: Any) -> None:
+            heard.put_nowait(message.data)
+
+        loop.run_until_complete(link.nc.subscribe(names.status, cb=hear))
+        while True:
+            try:
+                data = loop.run_until_complete(asyncio.wait_for(heard.get(), SILENCE))
+            except TimeoutError:
+                raise BrokerError(
+                    f"no server of the federation {name!r} has said anything for {SILENCE:.0f} s at {broker}"
+                ) from None
+            yield msgspec.json.decode(data)
+    finally:
+        loop.close()
