@@ -79,7 +79,7 @@ class Coordinator:
         self._saved = self._swept = time.monotonic()
         self._cost = 0.0
         """Seconds the last checkpoint took."""
-        self._leads = self._ended = False
+        self._leads = self._ended = self._asked_for = False
         self.metrics.ready = lambda: (
             None
             if self._leads and link.nc.is_connected
@@ -112,7 +112,7 @@ class Coordinator:
                 refused += bool(error.code)
                 if refused > REFUSALS:
                     raise
-            await asyncio.sleep(wait * random.uniform(0.5, 1))  # noqa: S311
+            await asyncio.sleep(wait * random.uniform(0.5, 1))
             wait = min(2 * wait, 2.0)
 
     @property
@@ -294,7 +294,7 @@ class Coordinator:
         """A checkpoint; what it makes superfluous goes."""
         fold, names = self._state, self._link.names
         self._saved = time.monotonic()
-        if fold.sequence == self._kept and fold.reason is None:
+        if fold.sequence == self._kept and fold.reason is None and not self._asked_for:
             return
         self._seconds()
         self._at("before checkpoint")
@@ -309,8 +309,9 @@ class Coordinator:
         used, self._used = self._used, []
         for client, manifest in used:
             await objects.remove(self._link, names.chunk(client, "object"), manifest)
-        if await self._outlet.snapshot(fold.server):
+        if await self._outlet.snapshot(fold.server, asked=self._asked_for):
             self.metrics.add("snapshots_total")
+        self._asked_for = False
         self._at("after purge")
         self._saved = time.monotonic()
 
@@ -355,6 +356,7 @@ class Coordinator:
         if ask.resyncs:
             self.metrics.add("resyncs_total", ask.resyncs)
             self._journal("resync", client=client, times=ask.resyncs)
+            self._asked_for = True
         number = max(ask.number, self.fold.server.seen.next(client))
         reason = self.fold.reason
         if reason is not None:

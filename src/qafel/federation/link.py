@@ -73,7 +73,7 @@ class Link:
             "allow_reconnect": False,
             "connect_timeout": TIMEOUT,
             "max_reconnect_attempts": -1,
-            "reconnect_time_wait": random.uniform(0.1, 0.5),  # noqa: S311
+            "reconnect_time_wait": random.uniform(0.1, 0.5),
             "ping_interval": 5,
             "max_outstanding_pings": 3,
             "error_cb": failed,
@@ -91,7 +91,7 @@ class Link:
             except Exception as error:
                 if not _may_pass(error) or asyncio.get_running_loop().time() > until:
                     raise refusal(url, error, keys) from error
-            await asyncio.sleep(wait * random.uniform(0.5, 1))  # noqa: S311
+            await asyncio.sleep(wait * random.uniform(0.5, 1))
             wait = min(2 * wait, 1.0)
         nc.options["allow_reconnect"] = True
         link.nc = nc
@@ -188,7 +188,7 @@ async def patiently(
         except BrokerError:
             if until():
                 raise
-        await asyncio.sleep(wait * random.uniform(0.5, 1))  # noqa: S311
+        await asyncio.sleep(wait * random.uniform(0.5, 1))
         wait = min(2 * wait, 5.0)
 
 

@@ -133,7 +133,7 @@ class Member:
         while True:
             data = None
             with contextlib.suppress(TimeoutError):
-                data = await asyncio.wait_for(self._news.get(), QUIET * random.uniform(0.8, 1.2))  # noqa: S311
+                data = await asyncio.wait_for(self._news.get(), QUIET * random.uniform(0.8, 1.2))
             if data is None:
                 await self._catch_up()
                 continue
@@ -167,8 +167,10 @@ class Member:
 
     async def _catch_up(self) -> None:
         """Until x̂ is where the server's was a moment ago."""
+        wait = 0.05
         while not await patiently(self._sync):
-            await asyncio.sleep(0.05 * random.uniform(0.5, 1))  # noqa: S311
+            await asyncio.sleep(wait * random.uniform(0.5, 1))
+            wait = min(2 * wait, 1.0)
         self._save()
 
     async def _sync(self) -> bool:
@@ -225,7 +227,10 @@ class Member:
             for message in found:
                 if message is None:
                     return False
-                if not isinstance(self._apply(await self._frame(message.data)), Advanced):
+                event = self._apply(await self._frame(message.data))
+                if isinstance(event, Rejected):
+                    self.resyncs += 1  # damaged in the broker: a snapshot will lead past it
+                if not isinstance(event, Advanced):
                     return False
         return self.core.in_sync
 
@@ -248,7 +253,7 @@ class Member:
                 self.reason = reply.reason
                 return
             if isinstance(reply, Wait):
-                await asyncio.sleep(reply.seconds * random.uniform(1, 1.2))  # noqa: S311
+                await asyncio.sleep(reply.seconds * random.uniform(1, 1.2))
             elif self.core.in_sync:
                 await self._train(reply)
 
@@ -301,6 +306,7 @@ class Member:
     async def _deliver(self, frame: bytes) -> None:
         """Until the broker has acknowledged it, under the same task id however often."""
         await patiently(lambda: self._send(frame))
+        self._journal("acknowledged", bytes=len(frame), number=self.core.next_task - 1)
         self.tasks += 1
         self.bytes_up += len(frame)
         if self._folder is not None:

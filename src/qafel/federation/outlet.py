@@ -119,10 +119,11 @@ class Outlet:
         self.last = version
         self._since += len(frame)
 
-    async def snapshot(self, server: Server) -> bool:
-        """Write a snapshot if one is due, and let go of increments that nobody needs any more."""
+    async def snapshot(self, server: Server, *, asked: bool = False) -> bool:
+        """Write a snapshot if one is due or asked for; let go of increments that nobody needs any more."""
         whole = server.hidden.snapshot_bytes(server.job.id)
         due = self._snapshot is None or (self._since >= whole and not server.job.replaces)
+        due = due or (asked and self._snapshot is not None and self._snapshot.version < server.version)
         if due:
             frame = wire.encode(server.hidden.snapshot(server.job.id))
             manifest = await objects.put(self._link, self._names.public("object"), frame)

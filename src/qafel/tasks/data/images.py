@@ -133,7 +133,7 @@ def celeba(folder: Path) -> Table:
             people.setdefault(words[1], []).append(words[0])
     people = {name: images for name, images in people.items() if len(images) >= LEAST_IMAGES}
     smiling = _smiling(folder / ATTRIBUTES)
-    chosen = set(random.Random(LEAF_SEED).sample(range(len(people)), int(TRAINED_ON * len(people))))  # noqa: S311
+    chosen = set(random.Random(LEAF_SEED).sample(range(len(people)), int(TRAINED_ON * len(people))))
     names, labels, users, held = [], [], [], []
     for k, images in enumerate(people.values()):
         for image in images:
