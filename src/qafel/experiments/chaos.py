@@ -309,10 +309,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    half = -(-options.kills // 2)
+    most = round(0.7 * options.kills)
     scenarios: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "ordered": lambda folder: ordered(folder, half, options.seed),
-        "clients": lambda folder: clients(folder, half, options.seed),
+        "ordered": lambda folder: ordered(folder, most, options.seed),
+        "clients": lambda folder: clients(folder, options.kills - most, options.seed),
         "wiped": wiped,
         "network": network,
         "paused": paused,

@@ -102,6 +102,12 @@ class Link:
         """Bytes that fit into one message."""
         return int(self.nc.max_payload)
 
+    async def __aenter__(self) -> "Link":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         """Say goodbye."""
         self.closing = True

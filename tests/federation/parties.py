@@ -1,0 +1,115 @@
+"""Servers and clients for tests: in threads of their own, over the real broker."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qafel import vectors, wire
+from qafel.config import Job
+from qafel.federation import Member, Names, Plan, serve
+from qafel.federation.link import Link
+from qafel.runs.result import Result
+from qafel.streams import derive, generator
+from qafel.vectors import Vector
+
+SIZE = 3000
+
+
+def plan(**changes: Any) -> Plan:
+    chosen = {
+        "name": "t",
+        "uploads": 40,
+        "buffer_size": 4,
+        "checkpoint_seconds": 0.05,
+        "evaluate_every": 1 << 39,
+    }
+    return Plan(**{**chosen, **changes})
+
+
+def start(size: int = SIZE) -> Vector:
+    x = vectors.zeros(size)
+    x[:] = generator(0, "start").standard_normal(size, dtype=np.float32)
+    return x
+
+
+def update(job: Job, client: int, task: int, version: int = 0, scale: float = 0.01) -> bytes:
+    delta = generator(1, client, task).standard_normal(job.size, dtype=np.float32) * np.float32(scale)
+    payload = job.quantizers()[0].encode(delta, derive(job.seed, client, task))
+    return wire.encode(wire.Update(job.id, client, task, version, payload))
+
+
+class Background:
+    """A function in a thread: its result, or its error."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call, self._result = call, None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:
+            self._error = error
+
+    def result(self, seconds: float = 60) -> Any:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "it did not end in time"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def server(chosen: Plan, url: str, folder: Path, **options: Any) -> Background:
+    options.setdefault("x", start())
+    return Background(lambda: serve(chosen, url, folder, **options))
+
+
+def run(work: Coroutine[Any, Any, Any], seconds: float = 60) -> Any:
+    async def limited() -> Any:
+        return await asyncio.wait_for(work, seconds)
+
+    return asyncio.run(limited())
+
+
+async def link(url: str, who: int | str = "test", name: str = "t", **options: Any) -> Link:
+    return await Link.open(url, Names(name), who, **options)
+
+
+async def publish(url: str, uploads: list[tuple[int, bytes]]) -> None:
+    """Uploads in order, once the server is there."""
+    async with await link(url) as one:
+        while await one.stream(one.names.uploads) is None:
+            await asyncio.sleep(0.02)
+        for client, frame in uploads:
+            await one.publish(one.names.upload(client), frame)
+
+
+async def version(url: str, wanted: int) -> None:
+    """Until the broker has this version."""
+    async with await link(url) as one:
+        while True:
+            found = await one.stream(one.names.increments)
+            if found is not None and found["state"]["last_seq"] >= wanted:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def caught_up(url: str, job: Job, client: int, state: Path | None = None) -> Member:
+    """A client that has caught up, and its counts."""
+    async with await link(url, client) as one:
+        member = Member(one, job, client, lambda x, task: x, state=state)
+        await member._catch_up()
+        member._save(now=True)
+        return member
+
+
+def ended(background: Background) -> Result:
+    found = background.result()
+    assert isinstance(found, Result)
+    return found

@@ -1,0 +1,383 @@
+"""The same uploads, the same bytes; what was missed costs the fewest bytes; long frames travel in pieces."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parties import SIZE, caught_up, ended, link, plan, publish, run, server, start, update, version
+
+from qafel import wire
+from qafel.config import Job
+from qafel.errors import ConfigError, StateError
+from qafel.federation import Broker, Coordinator, Plan, join
+from qafel.federation.checkpoints import Checkpoints
+from qafel.federation.fold import Fold
+from qafel.federation.objects import Manifest
+from qafel.runs.folder import RunFolder
+from qafel.server import Stepped
+from qafel.sim import Settings, Simulation
+
+QSGD = "qsgd:4,bucket=256,norm=max"
+
+
+def many(job: Job, count: int, clients: int = 5) -> list[tuple[int, bytes]]:
+    return [(k % clients, update(job, k % clients, k // clients)) for k in range(count)]
+
+
+def folded(chosen: Plan, job: Job, uploads: list[tuple[int, bytes]]) -> tuple[Fold, dict[int, bytes]]:
+    fold, increments = Fold(chosen, job, start(job.size)), {}
+    for sequence, (client, frame) in enumerate(uploads, 1):
+        for event in fold.take(sequence, client, frame):
+            if isinstance(event, Stepped):
+                increments[event.version] = event.frame
+    return fold, increments
+
+
+@pytest.mark.parametrize("algorithm", ["qafel", "fedbuff", "naive"])
+def test_the_simulators_uploads_lead_to_the_simulators_bytes(
+    broker: Broker, tmp_path: Path, algorithm: str
+) -> None:
+    common: dict[str, Any] = {
+        "data": "digits",
+        "model": "softmax",
+        "partition": "iid",
+        "clients": 30,
+        "algorithm": algorithm,
+        "uploads": 60,
+        "buffer_size": 4,
+        "evaluate_every": 20,
+    }
+    settings = Settings(**common, rate=10.0)
+    learner = settings.learner()
+    simulation = Simulation(settings, learner, workers=1, layout=learner.layout)
+    uploads, increments = [], {}
+    receive = simulation.server.receive
+
+    def recorded(frame: bytes, sender: int | None = None) -> Any:
+        message = wire.decode(frame)
+        assert isinstance(message, wire.Update)
+        uploads.append((message.client, frame))
+        events = receive(frame, sender)
+        increments.update({event.version: event.frame for event in events if isinstance(event, Stepped)})
+        return events
+
+    simulation.server.receive = recorded  # type: ignore[method-assign]
+    simulation.run()
+    serving = server(Plan(name="t", **common), broker.url, tmp_path / "server", x=None)
+    run(publish(broker.url, uploads))
+    result = ended(serving)
+    assert result.summary.digest == simulation.digest
+    assert (result.summary.bytes_up, result.summary.bytes_down) == (
+        simulation.bytes_up,
+        simulation.bytes_down,
+    )
+    assert [point.accuracy for point in result.points] == [point.accuracy for point in simulation.points]
+
+    async def stored() -> dict[int, bytes]:
+        async with await link(broker.url) as one:
+            found = [await one.get(one.names.increments, v) for v in increments]
+            return {message.sequence: message.data for message in found if message}
+
+    kept = run(stored())
+    assert kept
+    assert all(increments[v] == data for v, data in kept.items())
+    assert (tmp_path / "server" / "model.safetensors").exists()
+
+
+def test_missing_five_increments_costs_five_and_being_away_for_long_costs_a_snapshot(
+    broker: Broker, tmp_path: Path
+) -> None:
+    chosen = plan(uploads=4 * 60, server_quantizer=QSGD, client_quantizer=QSGD)
+    job = chosen.job(SIZE)
+    uploads = many(job, chosen.uploads)
+    serving = server(chosen, broker.url, tmp_path / "server")
+    run(publish(broker.url, uploads[: 4 * 20]))
+    run(version(broker.url, 20))
+    client = run(caught_up(broker.url, job, 900, _folder(tmp_path)))
+    assert client.core.version == 20
+    run(publish(broker.url, uploads[4 * 20 : 4 * 25]))
+    run(version(broker.url, 25))
+    again = run(caught_up(broker.url, job, 900, _folder(tmp_path)))
+    frame = len(wire.encode(wire.Increment(job.id, 25, 1 << 63, False, b""))) + 1600
+    assert (again.core.version, again.increments, again.snapshots) == (25, 5, 0)
+    assert again.bytes_down < 5 * frame
+    run(publish(broker.url, uploads[4 * 25 :]))
+    result = ended(serving)
+    away = run(caught_up(broker.url, job, 900, _folder(tmp_path)))
+    assert (away.core.version, away.snapshots) == (60, 1)
+    whole = 4 * SIZE + 100
+    assert away.bytes_down <= whole + away.increments * frame
+    assert away.increments * frame <= 2 * whole
+    newcomer = run(caught_up(broker.url, job, 901))
+    assert newcomer.core.hidden.digest == away.core.hidden.digest
+    assert f"{away.core.hidden.digest:016x}" == result.summary.digest[16:]
+
+
+def _folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "client"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def test_a_client_whose_hidden_state_is_not_the_servers_resyncs(broker: Broker, tmp_path: Path) -> None:
+    chosen = plan(uploads=40)
+    job = chosen.job(SIZE)
+    uploads = many(job, 40)
+    serving = server(chosen, broker.url, tmp_path / "server")
+    run(publish(broker.url, uploads[:20]))
+    run(version(broker.url, 5))
+
+    async def drift() -> Any:
+        async with await link(broker.url, 7) as one:
+            from qafel.federation import Member
+
+            member = Member(one, job, 7, lambda x, task: x)
+            await member._catch_up()
+            member.core.hidden._x[0] += 1
+            member.core.hidden.digest = member.core.hidden._digest()
+            await publish(broker.url, uploads[20:])
+            await version(broker.url, 10)
+            await member._catch_up()
+            return member
+
+    member = run(drift())
+    result = ended(serving)
+    assert member.resyncs == 1
+    assert f"{member.core.hidden.digest:016x}" == result.summary.digest[16:]
+
+
+@pytest.mark.parametrize("quantizer", ["identity", "qsgd:8,bucket=256,norm=max"])
+def test_frames_beyond_the_payload_limit_travel_in_pieces(tmp_path: Path, quantizer: str) -> None:
+    size = 300_000
+    with Broker(tmp_path / "broker", max_payload=65536) as broker:
+        chosen = plan(uploads=12, buffer_size=4, server_quantizer=quantizer, client_quantizer=quantizer)
+        serving = server(chosen, broker.url, tmp_path / "server", x=start(size))
+
+        def train(x: Any, task: Any) -> Any:
+            return task.generator().standard_normal(x.size, dtype=np.float32) * np.float32(0.01)
+
+        done = join("t", broker.url, client=3, train=train, state=tmp_path / "client")
+        result = ended(serving)
+        assert done.tasks >= 12
+        assert done.digest == result.summary.digest[16:]
+        assert result.summary.bytes_up > 12 * 290_000
+
+        async def left() -> set[str]:
+            async with await link(broker.url) as one:
+                request = b'{"subjects_filter": "qafel.t.chunk.>"}'
+                found = await one.call(f"$JS.API.STREAM.INFO.{one.names.objects}", request)
+                return {subject.rsplit(".", 1)[0] for subject in found["state"].get("subjects") or {}}
+
+        assert len(run(left())) <= done.tasks - 12
+
+
+def test_hostile_manifests_are_refused_without_being_believed(broker: Broker, tmp_path: Path) -> None:
+    chosen = plan(uploads=8)
+    job = chosen.job(SIZE)
+    serving = server(chosen, broker.url, tmp_path / "server")
+    hostile = [
+        Manifest("0" * 32, 1 << 33, 1 << 26).to_bytes(),
+        Manifest("0" * 32, 500, 1024).to_bytes(),
+        b"QM" + bytes(40),
+        b"",
+        b"QF",
+    ]
+    run(publish(broker.url, [(1, data) for data in hostile] + many(job, 8)))
+    result = ended(serving)
+    assert result.summary.rejected == {"missing_pieces": 3, "malformed": 2}
+    assert result.summary.uploads == 8
+
+
+def test_an_update_of_another_client_a_huge_one_and_a_repeated_one_are_refused(
+    broker: Broker, tmp_path: Path
+) -> None:
+    chosen = plan(uploads=8, max_norm=10.0)
+    job = chosen.job(SIZE)
+    serving = server(chosen, broker.url, tmp_path / "server")
+    good = many(job, 8)
+    bad = [(2, good[1][1]), (3, update(job, 3, 77, scale=100.0)), good[0]]
+    run(publish(broker.url, [good[0], *bad, *good[1:]]))
+    assert ended(serving).summary.rejected == {"wrong_sender": 1, "bad_payload": 1, "duplicate": 1}
+
+
+def test_a_flood_of_one_client_stops_at_its_quota(broker: Broker, tmp_path: Path) -> None:
+    from qafel.errors import BrokerError
+
+    chosen = plan(uploads=1000, max_pending=3, checkpoint_seconds=3600, time_limit=2.0)
+    job = chosen.job(SIZE)
+    serving = server(chosen, broker.url, tmp_path / "server")
+    run(publish(broker.url, [(1, update(job, 1, k)) for k in range(3)]))
+    with pytest.raises(BrokerError, match="maximum messages per subject"):
+        run(publish(broker.url, [(1, update(job, 1, 3))]))
+    run(publish(broker.url, [(2, update(job, 2, 0))]))
+    assert ended(serving).summary.uploads == 4
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(broker: Broker, tmp_path: Path) -> None:
+    chosen = plan(uploads=40)
+    job = chosen.job(SIZE)
+    uploads = many(job, 40)
+    fold, _ = folded(chosen, job, uploads)
+
+    class EnoughError(Exception):
+        pass
+
+    saves: list[str] = []
+
+    def at(step: str) -> None:
+        saves.append(step)
+        if saves.count("after checkpoint") == 3:
+            raise EnoughError
+
+    serving = server(chosen, broker.url, tmp_path / "server", at=at)
+    for part in range(3):
+        run(publish(broker.url, uploads[8 * part : 8 * part + 8]))
+        run(version(broker.url, 2 * part + 2))
+        _wait(lambda part=part: saves.count("after checkpoint") > part)
+    with pytest.raises(EnoughError):
+        serving.result()
+
+    async def damage() -> None:
+        async with await link(broker.url) as one:
+            store = Checkpoints(one, RunFolder(tmp_path))
+            assert len(await store.load(1 << 30)) == 2
+            assert store._pointer is not None
+            digest = store._pointer.newest.digest
+            await one.publish(one.names.private(f"object.{digest}.0"), b"damaged")
+            assert len(await store.load(1 << 30)) == 1
+
+    run(damage())
+    (tmp_path / "server" / "checkpoint.bin").write_bytes(b"damaged too")
+    again = server(chosen, broker.url, tmp_path / "server")
+    run(publish(broker.url, uploads[24:]))
+    assert ended(again).summary.digest[16:] == f"{fold.server.hidden.digest:016x}"
+
+
+def _wait(done: Any) -> None:
+    import time
+
+    until = time.monotonic() + 20
+    while not done() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def test_a_checkpoint_that_the_increments_contradict_is_not_believed(broker: Broker, tmp_path: Path) -> None:
+    chosen = plan(uploads=40)
+    job = chosen.job(SIZE)
+    uploads = many(job, 40)
+    other, _ = folded(chosen, job, uploads[20:40])
+
+    class EnoughError(Exception):
+        pass
+
+    def at(step: str) -> None:
+        if step == "before checkpoint":
+            raise EnoughError
+
+    serving = server(chosen, broker.url, tmp_path / "server", at=at)
+    run(publish(broker.url, uploads[:20]))
+    with pytest.raises(EnoughError):
+        serving.result()
+    (tmp_path / "server" / "checkpoint.bin").write_bytes(other.state())
+    events: list[tuple[str, dict[str, Any]]] = []
+    again = server(
+        chosen, broker.url, tmp_path / "server", journal=lambda event, **f: events.append((event, f))
+    )
+    run(publish(broker.url, uploads[20:]))
+    fold, _ = folded(chosen, job, uploads)
+    assert ended(again).summary.digest[16:] == f"{fold.server.hidden.digest:016x}"
+    assert ("checkpoint refused", {"detail": "the increments say otherwise"}) in events
+
+
+def test_another_job_under_the_same_name_is_refused(broker: Broker, tmp_path: Path) -> None:
+    first = server(plan(uploads=4), broker.url, tmp_path / "one")
+    job = plan(uploads=4).job(SIZE)
+    run(publish(broker.url, many(job, 4)))
+    first.result()
+    with pytest.raises(ConfigError, match="another job under the name 't'"):
+        server(plan(uploads=5), broker.url, tmp_path / "two").result()
+    with pytest.raises(ConfigError, match="has ended"):
+        server(plan(uploads=4), broker.url, tmp_path / "one").result()
+
+
+def test_uploads_that_are_gone_without_a_checkpoint_are_said_to_be_gone(
+    broker: Broker, tmp_path: Path
+) -> None:
+    chosen = plan(uploads=8)
+    job = chosen.job(SIZE)
+
+    async def lose() -> None:
+        async with await link(broker.url) as one:
+            config = {
+                "subjects": [one.names.upload()],
+                "max_msgs_per_subject": 64,
+                "discard": "new",
+                "discard_new_per_subject": True,
+                "duplicate_window": 120_000_000_000,
+                "allow_direct": True,
+                "num_replicas": 1,
+            }
+            await one.ensure(one.names.uploads, config)
+            for client, frame in many(job, 6):
+                await one.publish(one.names.upload(client), frame)
+            await one.purge(one.names.uploads, below=4)
+
+    run(lose())
+    with pytest.raises(StateError, match="no uploads before 4"):
+        server(chosen, broker.url, tmp_path / "server").result()
+
+
+def test_orphaned_pieces_are_collected(broker: Broker, tmp_path: Path) -> None:
+    from qafel.federation import objects
+
+    chosen = plan(uploads=8)
+    job = chosen.job(SIZE)
+
+    async def sweep() -> list[Any]:
+        async with await link(broker.url, "server") as one:
+            folder = RunFolder.create(tmp_path / "server", "")
+            coordinator = Coordinator(chosen, job, start(), one, folder)
+            await coordinator._prepare()
+            root = one.names.chunk(4, "object")
+            manifest = await objects.put(one, root, bytes(300_000))
+            found = []
+            for _ in range(2):
+                await coordinator._sweep()
+                found.append(await one.last(one.names.objects, f"{root}.{manifest.digest}.0"))
+            folder.close()
+            return found
+
+    before, after = run(sweep())
+    assert before is not None
+    assert after is None
+
+
+def test_a_python_client_with_a_model_of_its_own_takes_fifteen_lines(broker: Broker, tmp_path: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "federation.md"
+    text = guide.read_text(encoding="utf-8")
+    code = text[text.index("```python\n# client.py") :].split("```")[1].removeprefix("python\n")
+    assert len(code.strip().splitlines()) <= 15
+    chosen = plan(name="mine", uploads=20, buffer_size=4)
+    serving = server(chosen, broker.url, tmp_path / "server", x=start(50))
+    space: dict[str, Any] = {}
+    code = code.replace("nats://127.0.0.1:4222", broker.url).replace(
+        "runs/client-7", str(tmp_path / "client")
+    )
+    exec(compile(code, "client.py", "exec"), space)
+    assert space["done"].digest == ended(serving).summary.digest[16:]
+
+
+def test_a_client_that_nobody_answers_waits_and_is_not_lost(broker: Broker, tmp_path: Path) -> None:
+    """The client is there first; the server comes later."""
+    from parties import Background
+
+    def train(x: Any, task: Any) -> Any:
+        return np.float32(-0.1) * x
+
+    early = Background(lambda: join("t", broker.url, client=1, train=train))
+    asyncio.run(asyncio.sleep(0.5))
+    chosen = plan(uploads=12)
+    result = ended(server(chosen, broker.url, tmp_path / "server"))
+    assert early.result().digest == result.summary.digest[16:]

@@ -1,0 +1,249 @@
+"""Chaos, metrics, leases and the command line of a federation."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parties import SIZE, ended, plan, publish, run, server, update
+
+from qafel.errors import ConfigError
+from qafel.federation import Broker, Names, Plan
+from qafel.federation.broker import free_port
+from qafel.federation.leases import Lease, Leases, Wait
+from qafel.federation.names import owner
+from qafel.federation.plan import read
+
+
+@pytest.mark.parametrize("scenario", ["ordered", "clients", "wiped", "network", "paused"])
+def test_nothing_is_lost_when_processes_die_and_networks_fail(scenario: str) -> None:
+    """20 kills in ``ordered`` and ``clients`` together; ``make chaos`` has 200."""
+    command = [sys.executable, "-m", "qafel.experiments.chaos", "--only", scenario, "--kills", "20"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["held"], found
+    if scenario == "ordered":
+        assert all(found["kills at steps"].values()), "every step of the commit sequence"
+    if scenario == "network":
+        assert all(found["faults"].values()), found
+
+
+def test_metrics_and_health_are_served_on_loopback(broker: Broker, tmp_path: Path) -> None:
+    port = free_port()
+    chosen = plan(uploads=13)
+    job = chosen.job(SIZE)
+    serving = server(chosen, broker.url, tmp_path / "server", metrics=port)
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    run(publish(broker.url, [(k, update(job, k, 0)) for k in range(12)] + [(1, b"noise")]))
+    until = time.monotonic() + 20
+    while "qafel_version 3" not in (text := get("/metrics")[1]) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert "qafel_uploads_accepted_total 12" in text
+    assert 'qafel_uploads_rejected_total{reason="malformed"} 1' in text
+    assert 'qafel_staleness_bucket{le="+Inf"} 12' in text
+    assert "qafel_leader 1" in text
+    for line in text.splitlines():
+        assert line.startswith("#") or len(line.rsplit(" ", 1)) == 2
+    assert get("/healthz") == (200, "ok\n")
+    assert get("/readyz") == (200, "ready\n")
+    assert get("/other")[0] == 404
+    run(publish(broker.url, [(50, update(job, 50, 0))]))
+    ended(serving)
+
+
+def test_leases_are_limited_expire_and_rest() -> None:
+    leases = Leases(limit=2, seconds=10, rest=3)
+    assert leases.ask(1, 0, now=0) == Lease(0, 10)
+    assert leases.ask(2, 5, now=1) == Lease(5, 10)
+    assert leases.ask(3, 0, now=2) == Wait(5.0)
+    assert leases.ask(1, 0, now=3) == Lease(0, 10), "who asks again has lost the answer, or was restarted"
+    assert leases.ask(3, 0, now=11.5) == Lease(0, 10), "client 2's has run out"
+    leases.release(1, 0, now=12)
+    assert leases.ask(1, 1, now=13) == Wait(2)
+    assert leases.ask(1, 1, now=15) == Lease(1, 10)
+    assert len(leases) == 2
+
+
+def test_names_and_owners_are_strict() -> None:
+    assert owner("qafel.t.up.17") == 17
+    for subject in ("qafel.t.up.x", "qafel.t.up.-1", "qafel.t.up.007", "qafel.t.up.", "qafel.t.up.１"):
+        assert owner(subject) is None
+    for name in ("", "a.b", "a*", "a b", "x" * 33, ">", "-a", "ü", None):
+        with pytest.raises(ConfigError):
+            Names(name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("concurrency = 0", "concurrency must be at least 1"),
+        ("lease_seconds = -1", "lease_seconds must be at least 0"),
+        ("max_norm = 0.0", "max_norm must be positive"),
+        ('name = "a.b"', "letters, digits and hyphens"),
+        ('algorithm = "fedavg"', "a federation is asynchronous"),
+        ("concurency = 3", "did you mean 'concurrency'"),
+        ("rate = 3.0", "there is no setting 'rate'"),
+    ],
+)
+def test_a_plan_with_a_mistake_gets_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "JOB.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=said):
+        read(path)
+
+
+def qafel(*arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "qafel", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+
+
+def test_a_federation_from_the_command_line(tmp_path: Path) -> None:
+    job = tmp_path / "JOB.toml"
+    job.write_text(
+        'name = "digits"\ndata = "digits"\nmodel = "softmax"\npartition = "iid"\nclients = 9\nuploads = 40\n'
+        "buffer_size = 4\nevaluate_every = 20\nlocal_rate = 0.5\n",
+        encoding="utf-8",
+    )
+    start = [sys.executable, "-m", "qafel"]
+    folder = str(tmp_path / "broker")
+    broker = subprocess.Popen(
+        [*start, "broker", "--dir", folder, "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
+    )
+    processes = [broker]
+    try:
+        assert broker.stdout is not None
+        text = ""
+        while not text.rstrip().endswith("}"):
+            text += broker.stdout.readline()
+        url = json.loads(text)["url"]
+        state = str(tmp_path / "server")
+        serve = subprocess.Popen(
+            [*start, "serve", str(job), "--broker", url, "--state", state, "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        clients = [
+            subprocess.Popen(
+                [*start, "join", "digits", "--broker", url, "--client", str(k), "--json"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for k in range(2)
+        ]
+        processes += [serve, *clients]
+        out, log = serve.communicate(timeout=120)
+        summary = json.loads(out)["summary"]
+        assert summary["uploads"] == 40
+        assert summary["reason"] == "uploads"
+        events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+        assert {"leads", "ready", "evaluated", "done"} <= {event["event"] for event in events}
+        for client in clients:
+            joined = json.loads(client.communicate(timeout=60)[0])
+            assert joined["digest"] == summary["digest"][16:]
+        assert (tmp_path / "server" / "curves.png").exists()
+        assert qafel("serve", str(job), "--broker", url, "--state", state).returncode == 2
+        broker.send_signal(signal.SIGINT)
+        assert broker.wait(20) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["broker", "--host", "0.0.0.0"], "loopback only"),
+        (["broker", "--keys", "nowhere"], "has no users.json"),
+        (["serve", "missing.toml"], "cannot read missing.toml"),
+        (["join", "a.b"], "letters, digits and hyphens"),
+        (["keys", "/dev/null/x"], "cannot write keys"),
+    ],
+)
+def test_a_mistake_on_the_command_line_gets_one_sentence(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = qafel(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_status_shows_a_running_federation(broker: Broker, tmp_path: Path) -> None:
+    chosen = plan(uploads=5)
+    job = chosen.job(SIZE)
+    serving = server(chosen, broker.url, tmp_path / "server")
+    run(publish(broker.url, [(k, update(job, k, 0)) for k in range(4)]))
+    seen = json.loads(qafel("status", "t", "--broker", broker.url, "--once", "--json").stdout)
+    assert (seen["version"], seen["uploads"], seen["wanted"]) == (1, 4, 5)
+    assert "of at most 100" in qafel("status", "t", "--broker", broker.url, "--once").stdout
+    run(publish(broker.url, [(4, update(job, 4, 0))]))
+    ended(serving)
+
+
+def test_the_configuration_alone_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "nats.conf"
+    done = qafel("broker", "--config-only", str(path), "--sync-always", "--dir", str(tmp_path / "b"))
+    assert done.returncode == 0
+    assert "sync_interval: always" in path.read_text(encoding="utf-8")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_standby_waits_and_takes_over_when_the_leader_resigns(broker: Broker, tmp_path: Path) -> None:
+    chosen: Plan = plan(uploads=8)
+    job = chosen.job(SIZE)
+
+    class DeadError(Exception):
+        pass
+
+    def at(step: str) -> None:
+        if step == "after publish":
+            raise DeadError
+
+    events: list[str] = []
+    first = server(chosen, broker.url, tmp_path / "one", at=at)
+    run(publish(broker.url, [(k, update(job, k, 0)) for k in range(4)]))
+    with pytest.raises(DeadError):
+        first.result()
+
+    def journal(event: str, **fields: Any) -> None:
+        events.append(event)
+
+    began = time.monotonic()
+    second = server(chosen, broker.url, tmp_path / "two", standby=True, journal=journal)
+    run(publish(broker.url, [(k, update(job, k, 0)) for k in range(4, 8)]))
+    result = ended(second)
+    assert result.summary.uploads == 8
+    assert time.monotonic() - began > 3, "it waited for a sign of life first"
+    assert events[0] == "leads"
+
+
+def test_the_kill_switch_of_the_chaos_is_a_real_sigkill() -> None:
+    from qafel.experiments.chaos_parts import Killed
+
+    child = os.fork()
+    if child == 0:
+        Killed("after read", 1)("after read")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
