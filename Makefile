@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.qafel-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types layers tests bench reproduce-quick reproduce golden clean
+.PHONY: help setup demo federation-demo chaos test lint types layers tests bench reproduce-quick reproduce golden clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -21,6 +21,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## QAFeL beside FedBuff on drawn faces; ends with a table and a figure.
 	$(BIN)/qafel demo
 
+federation-demo: setup ## A broker, a server and eight clients on this machine; one is killed, one joins late.
+	$(BIN)/qafel federation-demo
+
+chaos: setup ## Kill servers, clients and brokers 200 times, and break the network; write results/chaos.json.
+	$(BIN)/python -m qafel.experiments.chaos --kills 200 --out results/chaos.json
+
 test: lint types layers tests ## Lint, type-check, check the import layers, run the tests.
 
 lint: setup ## Check style and format.
@@ -36,10 +42,11 @@ layers: setup ## Check which room imports which.
 tests: setup ## Run the tests.
 	$(BIN)/python -m pytest -n auto
 
-bench: setup ## Time codecs and simulator against their yardsticks, measure memory; write results/bench-*.json.
+bench: setup ## Time codecs, simulator and federation against their yardsticks, measure memory; write results/bench-*.json.
 	$(BIN)/qafel bench codec --out results/bench-codec.json
 	$(BIN)/qafel bench sim --out results/bench-sim.json
 	$(BIN)/qafel bench memory --out results/bench-memory.json
+	$(BIN)/qafel bench federation --out results/bench-federation.json
 
 reproduce-quick: setup ## Every table and figure of the paper in miniature, on drawn faces; under 10 minutes.
 	$(BIN)/qafel reproduce all --quick --seeds 1

@@ -33,6 +33,7 @@ app.command("serve")(federation.serve)
 app.command("join")(federation.join)
 app.command("keys")(federation.keys)
 app.command("status")(federation.status)
+app.command("federation-demo")(federation.federation_demo)
 
 USAGE, INTERRUPTED = 2, 130
 _show_other = warnings.showwarning

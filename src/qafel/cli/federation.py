@@ -246,8 +246,59 @@ def _view(found: dict[str, Any]) -> Any:
         "training now": f"{found['leases'][0]:,} of at most {found['leases'][1]:,}",
         "MB up, down": f"{found['bytes_up'] / 1e6:,.2f}, {found['bytes_down'] / 1e6:,.2f}",
         "accuracy": "–" if found["accuracy"] is None else f"{100 * found['accuracy']:.1f} %",
-        "seen": time.strftime("%H:%M:%S"),
+        "ended by" if found["reason"] else "seen": found["reason"] or time.strftime("%H:%M:%S"),
     }
     for key, value in rows.items():
         table.add_row(f"[bold]{key}[/bold]", value)
     return table
+
+
+def federation_demo(
+    uploads: Annotated[int, typer.Option("--uploads", help="Updates until it ends.", min=100)] = 1500,
+    seed: Annotated[int, typer.Option("--seed", help="Of the shares, the batches and the quantizers.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A new folder; one in runs/ when left out.")
+    ] = None,
+    json: show.Json = False,
+) -> None:
+    """A broker, a server and eight clients as processes of this machine; one is killed, one joins late.
+
+    Example: qafel federation-demo --out runs/federation
+    """
+    from qafel import report
+    from qafel.experiments import federation_demo as experiment
+    from qafel.runs.folder import new_folder
+
+    report.pyplot()
+    folder = show.out_folder(out or new_folder(Path("runs"), "federation"))
+    with show.progress(json) as bar:
+        task = bar.add_task("starting", total=1.0)
+        result, clients = experiment.demo(
+            folder, uploads, seed, lambda what, share: bar.update(task, description=what, completed=share)
+        )
+    if json:
+        show.json({"folder": str(folder), "summary": result.summary, "clients": clients})
+        return
+    print_result(result, folder / "server")
+    digest = result.summary.digest[16:]
+    show.table(
+        "\nThe clients",
+        ["client", "tasks", "MB up", "MB down", "version", "x̂ is the server's"],
+        [
+            [
+                f"{number}" + " (late)" * (number == experiment.LATE),
+                *(
+                    [
+                        f"{done.tasks:,}",
+                        f"{done.bytes_up / 1e6:.2f}",
+                        f"{done.bytes_down / 1e6:.2f}",
+                        f"{done.version:,}",
+                        "yes" if done.digest == digest else "NO",
+                    ]
+                    if done
+                    else ["killed", "–", "–", "–", "–"]
+                ),
+            ]
+            for number, done in clients.items()
+        ],
+    )

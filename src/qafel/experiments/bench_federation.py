@@ -8,9 +8,7 @@ clients    many connected clients that follow and ask; the memory of the server
 """
 
 import asyncio
-import json
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
@@ -22,16 +20,16 @@ import msgspec
 import numpy as np
 
 from qafel import vectors, wire
-from qafel.config import Job
+from qafel.config import DEFAULT_QUANTIZER, SERVER_QUANTIZER, Job
 from qafel.federation import Broker, Names, Plan, serve
 from qafel.federation.leases import Ask
 from qafel.federation.link import Link
 from qafel.federation.outlet import Outlet
 from qafel.federation.reader import Reader
+from qafel.quantizers import quantizer
 from qafel.streams import derive, generator
 
 SIZE = 29_282
-QUANTIZER = "qsgd:4,bucket=512,norm=max"
 WINDOW = 256
 """Uploads on their way to the broker at a time."""
 OWNERS = 1000
@@ -52,6 +50,14 @@ class Scale(msgspec.Struct, frozen=True):
     rounds: int = 3
 
 
+PARTS = (
+    "updates",
+    "synced",
+    f"fan-out {SERVER_QUANTIZER}",
+    f"fan-out {DEFAULT_QUANTIZER}",
+    "latency",
+    "clients",
+)
 QUICK = Scale(600, 60, 20, 20, 1.0, 40, 2.0, 1)
 
 
@@ -60,8 +66,8 @@ def plan(uploads: int) -> Plan:
     return Plan(
         name="bench",
         uploads=uploads,
-        client_quantizer=QUANTIZER,
-        server_quantizer=QUANTIZER,
+        client_quantizer=DEFAULT_QUANTIZER,
+        server_quantizer=DEFAULT_QUANTIZER,
         evaluate_every=1 << 39,
         checkpoint_seconds=0.5,
         max_pending=1 << 20,
@@ -71,11 +77,11 @@ def plan(uploads: int) -> Plan:
 
 def frames(job: Job, count: int) -> list[tuple[int, bytes]]:
     """(client, update) of 15 kB each."""
-    quantizer = job.quantizers()[0]
+    coder = job.quantizers()[0]
     delta = generator(0, "bench").standard_normal(job.size, dtype=np.float32)
     found = []
     for k in range(count):
-        payload = quantizer.encode(delta, derive(job.seed, k))
+        payload = coder.encode(delta, derive(job.seed, k))
         found.append((k % OWNERS, wire.encode(wire.Update(job.id, k % OWNERS, k // OWNERS, 0, payload))))
     return found
 
@@ -162,7 +168,7 @@ def _rate(
     _await(done, consumer)
     publisher.join()
     consumer.join()
-    return len(uploads) / (done.value - began.value)
+    return float(len(uploads) / (done.value - began.value))
 
 
 def _await(moment: Any, process: Any, seconds: float = 120) -> None:
@@ -177,7 +183,8 @@ def updates(folder: Path, count: int, rounds: int, *, sync_always: bool) -> dict
     """Ours and the raw broker in turn, each with a store of its own."""
     chosen = plan(count)
     uploads = frames(chosen.job(SIZE), count)
-    ours, raw = [], []
+    ours: list[float] = []
+    raw: list[float] = []
     for k in range(rounds):
         for kind, found in (("raw", raw), ("ours", ours)):
             where = folder / f"{kind}-{k}"
@@ -220,18 +227,18 @@ def _receivers(url: str, count: int, wanted: int, subject: str, ready: Any, done
     asyncio.run(work())
 
 
-def fan_out(folder: Path, count: int, connections: int, rounds: int) -> dict[str, Any]:
+def fan_out(folder: Path, spec: str, count: int, connections: int, rounds: int) -> dict[str, Any]:
     """Increments through the outlet (stored, fenced, republished), and bare messages of the same bytes."""
-    job = plan(1).job(SIZE)
-    payload = job.quantizers()[1].encode(
+    payload = quantizer(spec).encode(
         generator(0, "bench").standard_normal(SIZE, dtype=np.float32), derive(0, "bench")
     )
-    frame = wire.encode(wire.Increment(job.id, 1, 1 << 63, False, payload))
+    frame = wire.encode(wire.Increment(1 << 63, 1, 1 << 63, False, payload))
 
     async def ours(url: str) -> float:
         async with await Link.open(url, Names("bench"), "server") as link:
             outlet = Outlet(link, 1)
-            await link.ensure(link.names.objects, {"subjects": [link.names.public(), link.names.private()]})
+            kept = {"subjects": [link.names.public(), link.names.private()], "allow_direct": True}
+            await link.ensure(link.names.objects, kept)
             await outlet.open(1, 0)
             began = time.monotonic()
             for version in range(1, count + 1):
@@ -295,7 +302,7 @@ def latency(folder: Path, per_second: float, seconds: float) -> dict[str, Any]:
 
 
 def _crowd(url: str, first: int, count: int, seconds: float, ready: Any, heard: Any) -> None:
-    """Connected clients: each follows, asks for a lease every few seconds, and sends an update now and then."""
+    """Connected clients: each follows, and asks for a lease and sends an update every few seconds."""
     job = plan(1 << 30).job(SIZE)
 
     async def one(number: int) -> None:
@@ -381,11 +388,11 @@ def bench(scale: Scale) -> Iterator[tuple[str, dict[str, Any]]]:
         found = updates(folder / "updates", scale.uploads, scale.rounds, sync_always=False)
         yield "updates", found
         yield "synced", updates(folder / "synced", scale.synced, scale.rounds, sync_always=True)
-        yield "fan-out", fan_out(folder / "fan", scale.increments, scale.connections, scale.rounds)
+        for spec in (SERVER_QUANTIZER, DEFAULT_QUANTIZER):
+            where = folder / f"fan-{spec[:4]}"
+            yield (
+                f"fan-out {spec}",
+                fan_out(where, spec, scale.increments, scale.connections, scale.rounds),
+            )
         yield "latency", latency(folder / "latency", found["updates_per_second"] / 2, scale.latency_seconds)
         yield "clients", crowd(folder / "crowd", scale.clients, scale.held_seconds)
-
-
-if __name__ == "__main__":
-    for part, numbers in bench(QUICK if os.environ.get("QUICK") else Scale()):
-        print(part, json.dumps(numbers, indent=1), flush=True)  # noqa: T201

@@ -237,6 +237,7 @@ class Coordinator:
         await self._link.publish(self._link.names.public("done"), fold.reason.encode())
         self._ended = True
         await self._leadership.resign()
+        self._report()
         self._journal("done", reason=fold.reason, uploads=fold.uploads, version=fold.server.version)
 
     def _seconds(self) -> float:
@@ -405,6 +406,7 @@ class Coordinator:
             "accuracy": last.smoothed if last else None,
             "seconds": round(fold.seconds, 1),
             "term": self._leadership.term,
+            "reason": fold.reason if self._ended else None,
         }
         task = asyncio.ensure_future(
             self._link.nc.publish(self._link.names.status, msgspec.json.encode(status))

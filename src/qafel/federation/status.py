@@ -15,8 +15,8 @@ SILENCE = 10.0
 
 
 def watch(name: str, broker: str, keys: Path | None = None) -> Iterator[dict[str, Any]]:
-    """The server's words as they come; BrokerError when it says nothing for a while."""
-    loop = asyncio.new_event_loop()
+    """The server's words as they come, until it has ended; BrokerError when it says nothing for a while."""
+    loop, link = asyncio.new_event_loop(), None
     try:
         names = Names(name)
         link = loop.run_until_complete(Link.open(broker, names, "server", keys=keys))
@@ -33,6 +33,11 @@ def watch(name: str, broker: str, keys: Path | None = None) -> Iterator[dict[str
                 raise BrokerError(
                     f"no server of the federation {name!r} has said anything for {SILENCE:.0f} s at {broker}"
                 ) from None
-            yield msgspec.json.decode(data)
+            found: dict[str, Any] = msgspec.json.decode(data)
+            yield found
+            if found["reason"]:
+                return
     finally:
+        if link is not None:
+            loop.run_until_complete(link.close())
         loop.close()
