@@ -1,12 +1,26 @@
 """The same uploads, the same bytes; what was missed costs the fewest bytes; long frames travel in pieces."""
 
 import asyncio
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from parties import SIZE, caught_up, ended, link, plan, publish, run, server, start, update, version
+from parties import (
+    SIZE,
+    Background,
+    caught_up,
+    ended,
+    link,
+    plan,
+    publish,
+    run,
+    server,
+    start,
+    update,
+    version,
+)
 
 from qafel import wire
 from qafel.config import Job
@@ -119,6 +133,26 @@ def _folder(tmp_path: Path) -> Path:
     folder = tmp_path / "client"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+def test_without_broadcast_clients_fetch_what_they_missed_when_they_start(
+    broker: Broker, tmp_path: Path
+) -> None:
+    chosen = plan(uploads=40, downlink="catch-up", server_quantizer=QSGD)
+
+    def train(x: Any, task: Any) -> Any:
+        return np.float32(-0.1) * x
+
+    serving = server(chosen, broker.url, tmp_path / "server")
+    done = [Background(functools.partial(join, "t", broker.url, client=k, train=train)) for k in range(3)]
+    joined = [background.result() for background in done]
+    summary = ended(serving).summary
+    assert {found.digest for found in joined} == {summary.digest[16:]}
+    assert summary.downlink == "catch-up"
+    fetched = sum(found.bytes_down for found in joined)
+    assert 0 < summary.bytes_down <= fetched
+    increment = summary.bytes_up / summary.uploads
+    assert fetched < 3 * (4 * SIZE + 100) + 3 * 10 * 1.3 * increment
 
 
 def test_a_client_whose_hidden_state_is_not_the_servers_resyncs(broker: Broker, tmp_path: Path) -> None:
@@ -371,7 +405,6 @@ def test_a_python_client_with_a_model_of_its_own_takes_fifteen_lines(broker: Bro
 
 def test_a_client_that_nobody_answers_waits_and_is_not_lost(broker: Broker, tmp_path: Path) -> None:
     """The client is there first; the server comes later."""
-    from parties import Background
 
     def train(x: Any, task: Any) -> Any:
         return np.float32(-0.1) * x

@@ -15,7 +15,9 @@ from qafel.errors import ConfigError, FencedError
 
 INTERRUPTED = 130
 BROKER = "nats://127.0.0.1:4222"
-BrokerUrl = Annotated[str, typer.Option("--broker", help="nats:// or tls:// address of the broker.")]
+BrokerUrl = Annotated[
+    str, typer.Option("--broker", help="nats:// or tls:// address; of a cluster, several with commas.")
+]
 Keys = Annotated[Path | None, typer.Option("--keys", help="A folder that qafel keys made for this one.")]
 
 

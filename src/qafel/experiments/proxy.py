@@ -1,7 +1,6 @@
 """A bad network: a TCP proxy before the broker that delays, drops, truncates, corrupts and partitions."""
 
 import asyncio
-import contextlib
 import random
 from typing import Any
 
@@ -42,10 +41,12 @@ class Proxy:
             writer.transport.abort()
             return
         self._open |= {writer, to_writer}
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass(reader, to_writer))
-                group.create_task(self._pass(to_reader, writer))
+        both = [self._pass(reader, to_writer), self._pass(to_reader, writer)]
+        tasks = [asyncio.create_task(one) for one in both]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._open -= {writer, to_writer}
         for end in (writer, to_writer):
             end.transport.abort()
@@ -66,4 +67,3 @@ class Proxy:
                 data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
             writer.write(data)
             await writer.drain()
-        raise ConnectionResetError

@@ -20,10 +20,11 @@ import msgspec
 from qafel.client import Task, Trainer
 from qafel.config import Job
 from qafel.errors import ConfigError
+from qafel.federation import terms
 from qafel.federation.broker import Broker
 from qafel.federation.coordinator import Coordinator, Journal, Judge
 from qafel.federation.link import Link
-from qafel.federation.member import Member, terms
+from qafel.federation.member import Member
 from qafel.federation.names import Names
 from qafel.federation.plan import Plan, read
 from qafel.federation.summary import summarise
@@ -178,10 +179,11 @@ async def _join(
 
     link = await Link.open(broker, Names(name), client, keys=keys, notice=notice)
     try:
-        told = await terms(link)
+        told = await terms.read(link)
         job = Job.from_bytes(told.job)
         trainer = await asyncio.to_thread(planned, told.plan, job, client, data) if train is None else train
-        member = Member(link, job, client, trainer, state=state, journal=journal)
+        broadcast = tomllib.loads(told.plan).get("downlink") != "catch-up"
+        member = Member(link, job, client, trainer, broadcast=broadcast, state=state, journal=journal)
         with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: what was done is saved
             await member.run(tasks)
     finally:

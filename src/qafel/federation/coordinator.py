@@ -25,7 +25,7 @@ from qafel.federation import objects
 from qafel.federation.checkpoints import Checkpoints
 from qafel.federation.fold import Fold
 from qafel.federation.leader import RENEW, Leadership
-from qafel.federation.leases import Ask, Done, Leases, Reply, Wait
+from qafel.federation.leases import Ask, Done, Lease, Leases, Reply, Wait
 from qafel.federation.link import Link, Message
 from qafel.federation.metrics import Metrics
 from qafel.federation.names import owner
@@ -33,6 +33,7 @@ from qafel.federation.objects import Manifest, is_manifest
 from qafel.federation.outlet import Outlet
 from qafel.federation.plan import Plan
 from qafel.federation.reader import Reader
+from qafel.federation.terms import Terms
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Point
 from qafel.server import Accepted, Stepped
@@ -184,11 +185,15 @@ class Coordinator:
     async def _welcome(self) -> None:
         """Tell newcomers the job; complain if there is another one under this name."""
         names = self._link.names
-        terms = msgspec.msgpack.encode({"job": self.job.to_bytes(), "plan": self.plan.to_toml()})
+        told = Terms(self.job.to_bytes(), self.plan.to_toml())
         there = await self._link.last(names.objects, names.public("welcome"))
+        try:
+            same = there is not None and Terms.from_bytes(there.data) == told
+        except FrameError:
+            there, same = None, False  # damaged on its way into the broker
         if there is None:
-            await self._link.publish(names.public("welcome"), terms)
-        elif there.data != terms:
+            await self._link.publish(names.public("welcome"), told.to_bytes())
+        elif not same:
             raise ConfigError(
                 f"the broker runs another job under the name {names.name!r}; choose another name"
             )
@@ -295,6 +300,7 @@ class Coordinator:
         """A checkpoint; what it makes superfluous goes."""
         fold, names = self._state, self._link.names
         self._saved = time.monotonic()
+        self._asked_for |= self._outlet.damaged
         if fold.sequence == self._kept and fold.reason is None and not self._asked_for:
             return
         self._seconds()
@@ -358,12 +364,17 @@ class Coordinator:
             self.metrics.add("resyncs_total", ask.resyncs)
             self._journal("resync", client=client, times=ask.resyncs)
             self._asked_for = True
+        if self.plan.downlink == "catch-up":
+            self.fold.bytes_down += ask.downloaded
+        self.metrics.add("bytes_downloaded_total", ask.downloaded)
         number = max(ask.number, self.fold.server.seen.next(client))
         reason = self.fold.reason
         if reason is not None:
             reply: Reply = Done(reason) if self._ended else Wait(0.2)
         else:
             reply = self._leases.ask(client, number, time.monotonic())
+            if isinstance(reply, Lease):
+                reply = msgspec.structs.replace(reply, version=self._outlet.last)
         await message.respond(msgspec.msgpack.encode(reply))
 
     async def _sweep(self) -> None:

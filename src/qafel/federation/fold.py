@@ -92,7 +92,8 @@ class Fold:
             if isinstance(event, Accepted):
                 self.staleness[event.staleness] += 1
             elif isinstance(event, Stepped):
-                self.bytes_down += len(event.frame)
+                if self.plan.downlink == "broadcast":
+                    self.bytes_down += len(event.frame)
                 self.residual = event.residual
         budget = self.plan.byte_budget
         if self.reason is None and self.uploads >= self.plan.uploads:

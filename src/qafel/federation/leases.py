@@ -9,19 +9,21 @@ LAST_MOMENTS = 5.0
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """A client is free; ``number`` is the next task number it has not used, ``resyncs`` how often its x̂ was
-    not the server's since it asked last.
+    """A client is free; ``number`` is the next task number it has not used. Since it asked last, its x̂ was
+    not the server's ``resyncs`` times, and it downloaded so many bytes.
     """
 
     number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
     resyncs: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    downloaded: Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)] = 0
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
-    """Train task ``number``; after ``seconds`` somebody else may be asked."""
+    """Train task ``number``; after ``seconds`` somebody else may be asked. The server is at ``version``."""
 
     number: int
     seconds: float
+    version: int = 0
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True, tag="wait"):

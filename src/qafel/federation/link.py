@@ -86,7 +86,7 @@ class Link:
         wait = 0.05
         while True:
             try:
-                nc = await nats.connect(url, **options)
+                nc = await nats.connect(url.split(","), **options)
                 break
             except Exception as error:
                 if not _may_pass(error) or asyncio.get_running_loop().time() > until:
@@ -96,6 +96,11 @@ class Link:
         nc.options["allow_reconnect"] = True
         link.nc = nc
         return link
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was lost and found again."""
+        return int(self.nc.stats["reconnects"])
 
     @property
     def max_payload(self) -> int:
@@ -115,8 +120,7 @@ class Link:
 
     async def call(self, subject: str, request: bytes = b"", timeout: float = TIMEOUT) -> Any:
         """A JetStream API call: what it answers, or BrokerError."""
-        answer = await self.request(subject, request, timeout)
-        return _checked(json.loads(answer.data))
+        return _checked(await self.request(subject, request, timeout))
 
     async def request(
         self, subject: str, data: bytes, timeout: float = TIMEOUT, headers: dict[str, str] | None = None
@@ -140,8 +144,10 @@ class Link:
         timeout: float = TIMEOUT,
     ) -> int:
         """Store a message: its sequence number, once the broker has acknowledged it."""
-        answer = await self.request(subject, data, timeout, headers)
-        return int(_checked(json.loads(answer.data))["seq"])
+        answer = _checked(await self.request(subject, data, timeout, headers))
+        if not isinstance(answer.get("seq"), int):
+            raise BrokerError(f"an acknowledgement that cannot be read: {answer}")
+        return int(answer["seq"])
 
     async def get(self, stream: str, sequence: int) -> Message | None:
         """A stored message by its sequence number."""
@@ -242,11 +248,15 @@ def _may_pass(error: Exception) -> bool:
     return not isinstance(error, ConfigError | ssl.SSLError)
 
 
-def _checked(answer: Any) -> Any:
-    problem = answer.get("error")
-    if not problem:
-        return answer
-    code, said = int(problem.get("err_code", 0)), str(problem.get("description", "an error"))
+def _checked(message: Any) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(message.data, type=dict[str, Any])
+        problem = answer.get("error")
+        if not problem:
+            return answer
+        code, said = int(problem.get("err_code", 0)), str(problem.get("description", "an error"))
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, ValueError) as error:
+        raise BrokerError(f"an answer that cannot be read: {sentence(error)}") from error
     if code in WRONG_LAST:
         raise FencedError(f"another server has written in the meantime ({said})", code)
     raise BrokerError(f"the broker refused: {said}", code)
@@ -259,4 +269,7 @@ def _stored(answer: Any) -> Message | None:
         if status in ("404", "408"):
             return None
         raise BrokerError(f"the broker could not read a message: {status} {headers.get('Description', '')}")
-    return Message(int(headers["Nats-Sequence"]), headers["Nats-Subject"], answer.data)
+    try:
+        return Message(int(headers["Nats-Sequence"]), headers["Nats-Subject"], answer.data)
+    except (KeyError, ValueError) as error:
+        raise BrokerError(f"an answer that cannot be read: {sentence(error)}") from error

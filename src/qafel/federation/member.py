@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from qafel import vectors, wire
-from qafel.client import Advanced, Client, Drifted, Missed, Task, Trainer, assign
+from qafel.client import Advanced, Client, Drifted, Ignored, Missed, Task, Trainer, assign
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FrameError, StateError
 from qafel.federation import objects
 from qafel.federation.leases import Ask, Done, Lease, Reply, Wait
-from qafel.federation.link import Link, Message, patiently
+from qafel.federation.link import Link, patiently
 from qafel.federation.objects import Manifest, is_manifest
 from qafel.federation.outlet import Newest
 from qafel.wire import Rejected
@@ -33,32 +33,7 @@ SAVE_SECONDS = 5.0
 AT_ONCE = 16
 """Increments asked for at a time."""
 Journal = Callable[..., None]
-
-
-class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a newcomer is told: the job in the bytes of its id, and the server's plan as TOML."""
-
-    job: bytes
-    plan: str
-
-
 _reply: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
-
-
-async def terms(link: Link) -> Terms:
-    """What the federation is about; waits for its server to say so."""
-    names = link.names
-
-    decoder: msgspec.msgpack.Decoder[Terms] = msgspec.msgpack.Decoder(Terms)
-
-    async def read() -> Terms:
-        message = await link.last(names.objects, names.public("welcome"))
-        if message is None:
-            raise BrokerError(f"no federation {names.name!r} yet")
-        return wire.unpack(message.data, decoder)
-
-    told: Terms = await patiently(read)
-    return told
 
 
 class Member:
@@ -71,18 +46,23 @@ class Member:
         client: int,
         trainer: Trainer,
         *,
+        broadcast: bool = True,
         state: Path | None = None,
         journal: Journal = lambda event, **fields: None,  # noqa: ARG005
     ) -> None:
         self._link, self._trainer, self._folder, self._journal = link, trainer, state, journal
+        self._broadcast = broadcast
         self.core = self._restore(job, client)
         self.tasks = self.bytes_up = self.bytes_down = self.resyncs = 0
         self.snapshots = self.increments = 0
         """Frames of each kind that were downloaded."""
         self.reason: str | None = None
         """Why the training has ended."""
-        self._reported = 0
+        self._reported = (0, 0)
+        """Resyncs and bytes that the server knows of."""
         self._saved = 0.0
+        self._checked = -1
+        """The connection over which the server has confirmed our x̂."""
         self._limit = max(self.core.server_quantizer.max_bytes(job.size), 4 * job.size) + wire.MAX_OVERHEAD
         self._news: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)
 
@@ -105,19 +85,18 @@ class Member:
 
     async def run(self, tasks: int | None = None) -> None:
         """Follow and train until the server says that it is done, or for so many tasks."""
-        live = await self._link.nc.subscribe(self._link.names.live, cb=self._heard)
-        follow = asyncio.create_task(self._follow())
-        work = asyncio.create_task(self._work(tasks))
+        jobs = {asyncio.create_task(self._work(tasks))}
+        if self._broadcast:
+            await self._link.nc.subscribe(self._link.names.live, cb=self._heard)
+            jobs.add(asyncio.create_task(self._follow()))
         try:
-            done, _ = await asyncio.wait({follow, work}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (follow, work):
+            for task in jobs:
                 task.cancel()
-            await asyncio.gather(follow, work, return_exceptions=True)
-            with contextlib.suppress(Exception):
-                await live.unsubscribe()
+            await asyncio.gather(*jobs, return_exceptions=True)
             self._save(now=True)
 
     # --- following x̂ ---
@@ -167,48 +146,57 @@ class Member:
 
     async def _catch_up(self) -> None:
         """Until x̂ is where the server's was a moment ago."""
-        wait = 0.05
-        while not await patiently(self._sync):
-            await asyncio.sleep(wait * random.uniform(0.5, 1))
-            wait = min(2 * wait, 1.0)
+        wait, done = 0.05, False
+        while not done:
+            try:
+                done = await patiently(self._sync)
+            except FrameError as error:  # damaged, or replaced by a newer one in the meantime
+                self._journal("refused", detail=str(error))
+            if not done:
+                await asyncio.sleep(wait * random.uniform(0.5, 1))
+                wait = min(2 * wait, 1.0)
         self._save()
 
     async def _sync(self) -> bool:
         """By replay or by snapshot, whichever is fewer bytes; False: try again."""
-        link, core, names = self._link, self.core, self._link.names
-        last = await self._last()
-        if core.job.replaces and last is not None:
-            if core.in_sync and core.version > last.sequence:
-                self._ahead(last.sequence)
-            if not core.in_sync or core.version < last.sequence:
-                self._apply(await self._frame(last.data))
-            return core.in_sync
+        if self.core.job.replaces:
+            return await self._newest()
+        link, names = self._link, self._link.names
         message = await link.last(names.objects, names.public("snapshot"))
         if message is None:
             return False
-        snapshot = Newest.from_bytes(message.data)
-        target = max(last.sequence if last else 0, snapshot.version)
-        if core.in_sync and core.version > target:
-            self._ahead(target)
-        if core.in_sync and core.version == target:
-            if last is not None and last.sequence == target:
-                self._apply(await self._frame(last.data))
-            elif core.hidden.digest != snapshot.digest:
-                self._ahead(target)
-            if core.in_sync:
-                return True
-        first = await link.get(names.increments, core.version + 1) if core.in_sync else None
-        cost = len(first.data) if first else 0
-        replay = (target - core.version) * cost
-        whole = snapshot.manifest.size + max(0, target - snapshot.version) * cost
-        if first is None or replay > whole:
+        snapshot, core = Newest.from_bytes(message.data), self.core
+        following = await link.get(names.increments, core.version + 1) if core.in_sync else None
+        if following is None and core.in_sync and not await self._confirmed(snapshot):
+            return False
+        behind = snapshot.version - core.version
+        replay = behind * len(following.data) if following else 0
+        if not core.in_sync or (behind > 0 and (following is None or replay > snapshot.manifest.size)):
             self.snapshots += 1
             core.catch_up()  # from here on a snapshot is welcome, whatever its version
             data = await objects.get(link, names.public("object"), snapshot.manifest, self._limit)
             self.bytes_down += len(data)
-            if not isinstance(core.apply(data), Advanced) and not core.in_sync:
+            if not isinstance(core.apply(data), Advanced):
                 return False
-        return await self._replay(target)
+        elif following is None:
+            return True
+        self._checked = link.reconnects
+        return await self._replay()
+
+    async def _confirmed(self, snapshot: Newest) -> bool:
+        """Whether the server knows our x̂; asked once in every connection, where nothing newer proves it."""
+        core = self.core
+        if self._checked == self._link.reconnects or core.version < snapshot.version:
+            return True
+        if core.version == snapshot.version:
+            same = core.hidden.digest == snapshot.digest
+        else:
+            message = await self._link.get(self._link.names.increments, core.version)
+            same = message is not None and isinstance(self._apply(await self._frame(message.data)), Ignored)
+        if not same:
+            self._ahead(snapshot.version)
+        self._checked = self._link.reconnects
+        return same
 
     def _ahead(self, target: int) -> None:
         """x̂ is of a version that the server does not know, or not like this: it was restored from before."""
@@ -218,33 +206,47 @@ class Member:
         self.core = Client(self.core.job, client=self.core.client)
         self.core.next_task = number
 
-    async def _replay(self, target: int) -> bool:
-        """The increments up to a version; False where one is gone or leads somewhere else."""
+    async def _replay(self) -> bool:
+        """The increments that are there; False where one leads somewhere else."""
         names = self._link.names
-        while self.core.in_sync and self.core.version < target:
-            wanted = range(self.core.version + 1, min(self.core.version + AT_ONCE, target) + 1)
+        while True:
+            wanted = range(self.core.version + 1, self.core.version + 1 + AT_ONCE)
             found = await asyncio.gather(*(self._link.get(names.increments, version) for version in wanted))
             for message in found:
                 if message is None:
-                    return False
+                    return True
                 event = self._apply(await self._frame(message.data))
                 if isinstance(event, Rejected):
                     self.resyncs += 1  # damaged in the broker: a snapshot will lead past it
-                if not isinstance(event, Advanced):
+                if not isinstance(event, Advanced | Ignored):
                     return False
-        return self.core.in_sync
 
-    async def _last(self) -> Message | None:
-        names = self._link.names
+    async def _newest(self) -> bool:
+        """Where an increment carries the model itself, the newest is enough; x⁰ where there is none yet."""
+        names, core = self._link.names, self.core
         request = json.dumps({"last_by_subj": names.increment()}).encode()
-        return await self._link.find(f"$JS.API.DIRECT.GET.{names.increments}", request)
+        last = await self._link.find(f"$JS.API.DIRECT.GET.{names.increments}", request)
+        if last is not None:
+            if core.in_sync and core.version > last.sequence:
+                self._ahead(last.sequence)
+            self._apply(await self._frame(last.data))
+            return self.core.in_sync
+        message = await self._link.last(names.objects, names.public("snapshot"))
+        if message is not None and not core.in_sync:
+            snapshot = Newest.from_bytes(message.data)
+            self.snapshots += 1
+            core.catch_up()
+            data = await objects.get(self._link, names.public("object"), snapshot.manifest, self._limit)
+            self.bytes_down += len(data)
+            core.apply(data)
+        return core.in_sync
 
     # --- training ---
 
     async def _work(self, tasks: int | None) -> None:
         await self._deliver_kept()
         while tasks is None or self.tasks < tasks:
-            if not self.core.in_sync:
+            if self._broadcast and not self.core.in_sync:
                 await asyncio.sleep(0.02)
                 continue
             reply = await patiently(self._ask)
@@ -254,13 +256,17 @@ class Member:
                 return
             if isinstance(reply, Wait):
                 await asyncio.sleep(reply.seconds * random.uniform(1, 1.2))
-            elif self.core.in_sync:
+                continue
+            if not self._broadcast and not (self.core.in_sync and self.core.version == reply.version):
+                await self._catch_up()
+            if self.core.in_sync:
                 await self._train(reply)
 
     async def _ask(self) -> Reply:
         """Ask for a lease; where nobody answers, look whether the training has ended."""
         link, names = self._link, self._link.names
-        ask = Ask(self.core.next_task, self.resyncs - self._reported)
+        resyncs, downloaded = self.resyncs, self.bytes_down
+        ask = Ask(self.core.next_task, resyncs - self._reported[0], downloaded - self._reported[1])
         try:
             answer = await link.request(names.ask(self.core.client), msgspec.msgpack.encode(ask))
         except BrokerError:
@@ -268,8 +274,11 @@ class Member:
             if done is None:
                 raise
             return Done(done.data.decode(errors="replace"))
-        self._reported = self.resyncs
-        return wire.unpack(answer.data, _reply)
+        self._reported = resyncs, downloaded
+        try:
+            return wire.unpack(answer.data, _reply)
+        except FrameError as error:
+            raise BrokerError(f"an answer that cannot be read: {error}") from error
 
     async def _train(self, lease: Lease) -> None:
         core = self.core

@@ -17,6 +17,7 @@ HELP = {
     "qafel_uploads_rejected_total": ("counter", "Uploads that were not taken, by reason."),
     "qafel_bytes_up_total": ("counter", "Bytes of frames that clients sent."),
     "qafel_bytes_down_total": ("counter", "Bytes of increments, each counted once."),
+    "qafel_bytes_downloaded_total": ("counter", "Bytes of frames that clients downloaded, as they report."),
     "qafel_version": ("gauge", "Server steps taken."),
     "qafel_buffer_fill": ("gauge", "Updates in the buffer."),
     "qafel_leases": ("gauge", "Clients that train now."),

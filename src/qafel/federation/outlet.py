@@ -53,6 +53,8 @@ class Outlet:
         """Bytes of increments since the newest snapshot."""
         self._long: dict[int, Manifest] = {}
         self._key = Register(link, link.names.public("snapshot"))
+        self.damaged = False
+        """Whether an increment was damaged on its way into the broker."""
 
     async def open(self, replicas: int, version: int) -> None:
         """The stream of increments, for this term; one that is lost or behind begins after ``version``."""
@@ -82,10 +84,9 @@ class Outlet:
         if message is None:
             return True
         try:
-            frame = await self._frame(message, server)
-            said = wire.decode(frame)
+            said = wire.decode(await self._frame(message, server))
         except FrameError:
-            return False
+            return True  # damaged on its way into the broker: it says nothing
         return isinstance(said, Increment) and said.digest == server.hidden.digest
 
     async def _frame(self, message: Message, server: Server) -> bytes:
@@ -103,7 +104,7 @@ class Outlet:
             data, self._long[version] = manifest.to_bytes(), manifest
         if version <= self.last:
             there = await self._link.get(self._names.increments, version)
-            if there is not None and there.data != data:
+            if there is not None and not self._ours(there.data, data):
                 raise StateError(f"version {version} in the broker is not what its uploads lead to")
             return
         headers = {LAST: str(version - 1)}
@@ -111,7 +112,7 @@ class Outlet:
             sequence = await self._link.publish(self._names.increment(self._term), data, headers=headers)
         except FencedError:
             there = await self._link.get(self._names.increments, version)
-            if there is None or there.data != data:
+            if there is None or not self._ours(there.data, data):
                 raise
             sequence = version  # it was ours: the acknowledgement got lost
         if sequence != version:
@@ -119,10 +120,26 @@ class Outlet:
         self.last = version
         self._since += len(frame)
 
+    def _ours(self, there: bytes, data: bytes) -> bool:
+        """Whether a stored message is ours; one that was damaged on its way is, and a snapshot must lead past
+        it.
+        """
+        if there == data:
+            return True
+        with contextlib.suppress(FrameError):
+            if is_manifest(there):
+                Manifest.from_bytes(there)
+            else:
+                wire.decode(there)
+            return False
+        self.damaged = True
+        return True
+
     async def snapshot(self, server: Server, *, asked: bool = False) -> bool:
         """Write a snapshot if one is due or asked for; let go of increments that nobody needs any more."""
         whole = server.hidden.snapshot_bytes(server.job.id)
         due = self._snapshot is None or (self._since >= whole and not server.job.replaces)
+        asked, self.damaged = asked or self.damaged, False
         due = due or (asked and self._snapshot is not None and self._snapshot.version < server.version)
         if due:
             frame = wire.encode(server.hidden.snapshot(server.job.id))

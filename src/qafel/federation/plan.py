@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from qafel.errors import ConfigError
 from qafel.federation.names import Names
@@ -14,6 +15,8 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: str = "qafel"
     """Names its streams and subjects."""
+    downlink: Literal["broadcast", "catch-up"] = "broadcast"
+    """Clients hear every increment, or fetch what they missed when they start a task."""
     concurrency: int = 100
     """Clients that may train at a time."""
     lease_seconds: float = 300.0

@@ -31,6 +31,7 @@ class Reader:
         self._wanted = 0
         """Messages that the broker still owes us."""
         self._heard = 0.0
+        self._hole = -1
 
     async def next(self, wait: float) -> list[Message]:
         """What has arrived; after ``wait`` seconds perhaps nothing."""
@@ -103,6 +104,11 @@ class Reader:
         sequence = int(message.reply.split(".")[5])
         self._wanted -= 1
         if self._consumer is None or sequence <= self.sequence:
+            return
+        if sequence != self.sequence + 1 and self._hole != self.sequence:
+            self._hole = self.sequence  # one got lost on its way to us: read again; a second time it is gone
+            await self.close()
+            self._news.set()
             return
         self.sequence = sequence
         self._found.append(Message(sequence, message.subject, message.data))

@@ -37,7 +37,7 @@ def summarise(fold: Fold, provenance: dict[str, Any]) -> Summary:
         loss=last.loss if last else 0.0,
         bytes_up=fold.bytes_up,
         bytes_down=fold.bytes_down,
-        downlink="broadcast",
+        downlink=plan.downlink,
         clients=len(server.seen.rows()),
         size=job.size,
         staleness={
