@@ -179,7 +179,7 @@ async def _join(
 
     link = await Link.open(broker, Names(name), client, keys=keys, notice=notice)
     try:
-        told = await terms.read(link)
+        told = await terms.read(link, lambda error: journal("waiting", detail=str(error)))
         job = Job.from_bytes(told.job)
         trainer = await asyncio.to_thread(planned, told.plan, job, client, data) if train is None else train
         broadcast = tomllib.loads(told.plan).get("downlink") != "catch-up"

@@ -10,6 +10,7 @@ increments that are in the broker already are compared, not written twice.
 
 import asyncio
 import contextlib
+import math
 import random
 import statistics
 import time
@@ -20,12 +21,12 @@ from typing import Any
 import msgspec
 
 from qafel.config import Job
-from qafel.errors import BrokerError, ConfigError, FencedError, FrameError, StateError
+from qafel.errors import BrokerError, ConfigError, DivergenceError, FencedError, FrameError, StateError
 from qafel.federation import objects
 from qafel.federation.checkpoints import Checkpoints
+from qafel.federation.desk import Desk
 from qafel.federation.fold import Fold
 from qafel.federation.leader import RENEW, Leadership
-from qafel.federation.leases import Ask, Done, Lease, Leases, Reply, Wait
 from qafel.federation.link import Link, Message
 from qafel.federation.metrics import Metrics
 from qafel.federation.names import owner
@@ -71,7 +72,7 @@ class Coordinator:
         self._journal, self._at = journal, at
         self._leadership = Leadership(link)
         self._checkpoints = Checkpoints(link, folder)
-        self._leases = Leases(plan.concurrency, plan.lease_seconds, plan.rest_seconds)
+        self._desk = Desk(plan, link, self.metrics, journal)
         self.fold: Fold | None = None
         self._unpublished: deque[tuple[int, bytes]] = deque()
         self._used: list[tuple[int, Manifest]] = []
@@ -80,7 +81,7 @@ class Coordinator:
         self._saved = self._swept = time.monotonic()
         self._cost = 0.0
         """Seconds the last checkpoint took."""
-        self._leads = self._ended = self._asked_for = False
+        self._leads = False
         self.metrics.ready = lambda: (
             None
             if self._leads and link.nc.is_connected
@@ -96,7 +97,7 @@ class Coordinator:
             try:
                 await self._prepare()
                 refused = 0
-                asked = await self._link.nc.subscribe(self._link.names.ask(), cb=self._asked)
+                asked = await self._link.nc.subscribe(self._link.names.ask(), cb=self._desk.asked)
                 try:
                     await self._alive(self._work())
                 finally:
@@ -138,7 +139,7 @@ class Coordinator:
         while True:
             await asyncio.sleep(RENEW)
             await self._leadership.renew()
-            self._report()
+            self._desk.report(self._leadership.term)
 
     async def _prepare(self) -> None:
         """Lead, find out where we are, make sure that everything is there."""
@@ -151,7 +152,7 @@ class Coordinator:
         self._journal("leads", term=term)
         await self._welcome()
         first = self.fold is None
-        fold = self.fold = self.fold or await self._load()
+        fold = self.fold = self._desk.fold = self.fold or await self._load()
         self._outlet = Outlet(self._link, term)
         await self._outlet.open(plan.replicas, fold.server.version - len(self._unpublished))
         uploads = await self._link.ensure(
@@ -179,7 +180,7 @@ class Coordinator:
         await self._checkpoints.save(fold.state(), claim=True)
         await self._outlet.snapshot(fold.server)
         self._reader = Reader(self._link, names.uploads, fold.sequence)
-        self._leads, self._since = True, time.monotonic()
+        self._leads, self._since, self._desk.version = True, time.monotonic(), self._outlet.last
         self._journal("ready", version=fold.server.version, sequence=fold.sequence, uploads=fold.uploads)
 
     async def _welcome(self) -> None:
@@ -240,9 +241,9 @@ class Coordinator:
             await self._evaluate()
         await self._save()
         await self._link.publish(self._link.names.public("done"), fold.reason.encode())
-        self._ended = True
+        self._desk.ended = True
         await self._leadership.resign()
-        self._report()
+        self._desk.report(self._leadership.term)
         self._journal("done", reason=fold.reason, uploads=fold.uploads, version=fold.server.version)
 
     def _seconds(self) -> float:
@@ -275,7 +276,7 @@ class Coordinator:
                 frame = error
         for event in fold.take(message.sequence, client, frame):
             if isinstance(event, Accepted):
-                self._leases.release(event.client, event.task, time.monotonic())
+                self._desk.leases.release(event.client, event.task, time.monotonic())
                 self.metrics.staleness[event.staleness] += 1
                 self.metrics.add("uploads_accepted_total")
                 if fold.uploads % self.plan.evaluate_every == 0 and self._judge:
@@ -294,14 +295,15 @@ class Coordinator:
             self._at("before publish")
             await self._outlet.publish(*self._unpublished[0])
             self._unpublished.popleft()
+            self._desk.version = self._outlet.last
             self._at("after publish")
 
     async def _save(self) -> None:
         """A checkpoint; what it makes superfluous goes."""
         fold, names = self._state, self._link.names
         self._saved = time.monotonic()
-        self._asked_for |= self._outlet.damaged
-        if fold.sequence == self._kept and fold.reason is None and not self._asked_for:
+        asked = self._desk.snapshot_wanted or self._outlet.damaged
+        if fold.sequence == self._kept and fold.reason is None and not asked:
             return
         self._seconds()
         self._at("before checkpoint")
@@ -316,9 +318,9 @@ class Coordinator:
         used, self._used = self._used, []
         for client, manifest in used:
             await objects.remove(self._link, names.chunk(client, "object"), manifest)
-        if await self._outlet.snapshot(fold.server, asked=self._asked_for):
+        if await self._outlet.snapshot(fold.server, asked=asked):
             self.metrics.add("snapshots_total")
-        self._asked_for = False
+        self._desk.snapshot_wanted = False
         self._at("after purge")
         self._saved = time.monotonic()
 
@@ -330,6 +332,10 @@ class Coordinator:
         if self._judge is None:
             return
         accuracy, loss = await asyncio.to_thread(self._judge, fold.server.x.copy())
+        if not math.isfinite(loss):
+            raise DivergenceError(
+                f"the loss on the held-out samples is {loss} after {fold.uploads} uploads; lower the rates"
+            )
         recent = [point.accuracy for point in fold.points][len(fold.points) + 1 - self.plan.smoothing :]
         point = Point(
             uploads=fold.uploads,
@@ -341,7 +347,7 @@ class Coordinator:
             bytes_up=fold.bytes_up,
             bytes_down=fold.bytes_down,
             staleness=fold.mean_staleness,
-            in_flight=len(self._leases),
+            in_flight=len(self._desk.leases),
             residual=fold.residual,
         )
         fold.points.append(point)
@@ -350,32 +356,6 @@ class Coordinator:
         full = len(fold.points) > self.plan.smoothing
         if self.plan.target is not None and full and point.smoothed >= self.plan.target:
             fold.reason = fold.reason or "target"
-
-    async def _asked(self, message: Any) -> None:
-        """Answer a client that is free."""
-        client = owner(message.subject)
-        try:
-            ask = msgspec.msgpack.decode(message.data, type=Ask)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return
-        if client is None or self.fold is None:
-            return
-        if ask.resyncs:
-            self.metrics.add("resyncs_total", ask.resyncs)
-            self._journal("resync", client=client, times=ask.resyncs)
-            self._asked_for = True
-        if self.plan.downlink == "catch-up":
-            self.fold.bytes_down += ask.downloaded
-        self.metrics.add("bytes_downloaded_total", ask.downloaded)
-        number = max(ask.number, self.fold.server.seen.next(client))
-        reason = self.fold.reason
-        if reason is not None:
-            reply: Reply = Done(reason) if self._ended else Wait(0.2)
-        else:
-            reply = self._leases.ask(client, number, time.monotonic())
-            if isinstance(reply, Lease):
-                reply = msgspec.structs.replace(reply, version=self._outlet.last)
-        await message.respond(msgspec.msgpack.encode(reply))
 
     async def _sweep(self) -> None:
         """Remove pieces of uploads that nobody has announced for a while."""
@@ -388,38 +368,3 @@ class Coordinator:
             await self._link.purge(names.objects, subject=f"{root}.*")
             self._journal("orphan", subject=root)
         self._suspects, self._swept = roots, time.monotonic()
-
-    def _report(self) -> None:
-        """Gauges, and a line for whoever watches."""
-        fold = self._state
-        self._leases.expire(time.monotonic())
-        last = fold.points[-1] if fold.points else None
-        for name, value in (
-            ("version", fold.server.version),
-            ("buffer_fill", fold.server.aggregator.count),
-            ("leases", len(self._leases)),
-            ("log_sequence", fold.sequence),
-            ("accuracy", last.smoothed if last else 0.0),
-            ("leader", float(self._leads)),
-        ):
-            self.metrics.set(name, value)
-        status = {
-            "name": self.plan.name,
-            "version": fold.server.version,
-            "uploads": fold.uploads,
-            "wanted": self.plan.uploads,
-            "rejected": dict(fold.server.rejections),
-            "buffer": [fold.server.aggregator.count, self.job.buffer_size],
-            "staleness": round(fold.mean_staleness, 2),
-            "bytes_up": fold.bytes_up,
-            "bytes_down": fold.bytes_down,
-            "leases": [len(self._leases), self.plan.concurrency],
-            "accuracy": last.smoothed if last else None,
-            "seconds": round(fold.seconds, 1),
-            "term": self._leadership.term,
-            "reason": fold.reason if self._ended else None,
-        }
-        task = asyncio.ensure_future(
-            self._link.nc.publish(self._link.names.status, msgspec.json.encode(status))
-        )
-        task.add_done_callback(lambda done: done.exception())

@@ -188,18 +188,20 @@ class Link:
 
 
 async def patiently(
-    action: Callable[[], Awaitable[Any]], *, until: Callable[[], bool] = lambda: False
-) -> Any:
-    """Try again, with back-off and jitter, while the broker is away; FencedError is for the caller."""
-    wait = 0.05
+    action: Callable[[], Awaitable[T]],
+    said: Callable[[BrokerError], None] = lambda error: None,  # noqa: ARG005
+) -> T:
+    """Try again, with back-off and jitter, while the broker is away; what is wrong is said once."""
+    wait, silent = 0.05, False
     while True:
         try:
             return await action()
         except FencedError:
             raise
-        except BrokerError:
-            if until():
-                raise
+        except BrokerError as error:
+            if not silent and wait > 0.5:
+                said(error)
+                silent = True
         await asyncio.sleep(wait * random.uniform(0.5, 1))
         wait = min(2 * wait, 5.0)
 

@@ -249,7 +249,7 @@ class Member:
             if self._broadcast and not self.core.in_sync:
                 await asyncio.sleep(0.02)
                 continue
-            reply = await patiently(self._ask)
+            reply = await patiently(self._ask, lambda error: self._journal("waiting", detail=str(error)))
             if isinstance(reply, Done):
                 await self._catch_up()
                 self.reason = reply.reason

@@ -1,5 +1,7 @@
 """What a newcomer is told: the job, in the bytes of its id, and the server's plan as TOML."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from qafel import wire
@@ -26,18 +28,21 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return wire.unpack(wire.unseal(MAGIC, FORMAT, data), msgspec.msgpack.Decoder(cls))
 
 
-async def read(link: Link) -> Terms:
+async def read(link: Link, said: Callable[[BrokerError], None]) -> Terms:
     """What the federation is about; waits for its server to say so."""
     names = link.names
 
     async def look() -> Terms:
-        message = await link.last(names.objects, names.public("welcome"))
+        try:
+            message = await link.last(names.objects, names.public("welcome"))
+        except BrokerError as error:
+            raise BrokerError(f"the federation {names.name!r} does not answer: {error}") from error
         if message is None:
-            raise BrokerError(f"no federation {names.name!r} yet")
+            raise BrokerError(f"the federation {names.name!r} has not been started")
         try:
             return Terms.from_bytes(message.data)
         except FrameError as error:
             raise BrokerError(f"a damaged welcome: {error}") from error
 
-    told: Terms = await patiently(look)
+    told: Terms = await patiently(look, said)
     return told
