@@ -139,7 +139,7 @@ class Server:
             return [self._reject("wrong_sender", detail)]
         if isinstance(message, Update):
             return self._update(message)
-        if isinstance(message, CatchUp):
+        if isinstance(message, CatchUp) and sender is None:
             return [Answer(message.client, self.catch_up(message))]
         return [self._reject("unexpected", f"clients do not send {type(message).__name__}")]
 

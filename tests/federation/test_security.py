@@ -12,9 +12,10 @@ import pytest
 from parties import SIZE, ended, link, plan, publish, run, server, start, update
 
 from qafel.errors import BrokerError, ConfigError
-from qafel.federation import Broker, Names, join
+from qafel.federation import Broker, Names, join, terms
 from qafel.federation.broker import configuration
 from qafel.federation.keys import make
+from qafel.federation.objects import Manifest
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,76 @@ def test_an_update_as_another_client_is_refused_by_the_broker_and_by_the_server(
     summary = ended(serving).summary
     assert summary.rejected == {"wrong_sender": 1}
     assert summary.clients == 1
+
+
+def test_no_answer_of_the_broker_can_be_sent_where_the_client_may_not_write(
+    locked: Broker, keys: Path, tmp_path: Path
+) -> None:
+    """The broker answers wherever a request says, be it the increments or the key of the leader."""
+    chosen = plan(uploads=8)
+    job = chosen.job(SIZE)
+    serving = server(chosen, locked.url, tmp_path / "server", keys=keys / "server")
+
+    async def attack() -> None:
+        async with (
+            await link(locked.url, 0, keys=keys / "client-0") as one,
+            await link(locked.url, "server", keys=keys / "server") as owner,
+        ):
+            while await owner.stream(owner.names.uploads) is None:
+                await asyncio.sleep(0.05)
+            for task in range(4):
+                await one.publish(one.names.upload(0), update(job, 0, task))
+            while (first := await one.get(one.names.increments, 1)) is None:
+                await asyncio.sleep(0.05)
+            before = await owner.stream(owner.names.increments)
+            names = owner.names
+            keyed = [names.private("leader"), names.private("checkpoint"), names.public("done")]
+            for target in (first.subject, *keyed):
+                await one.nc.publish(f"$JS.API.DIRECT.GET.{names.increments}", b'{"seq": 1}', reply=target)
+                await one.nc.publish(names.upload(0), b"noise", reply=target)
+                await one.nc.publish(names.ask(0), b"\x93\xa3ask\x00\x00", reply=target)
+            await one.nc.flush()
+            await asyncio.sleep(0.3)
+            assert await owner.decided(names.objects, names.public("done")) is None
+            now = await owner.stream(names.increments)
+            assert before is not None
+            assert now is not None
+            assert now["state"]["last_seq"] == before["state"]["last_seq"]
+            for task in range(4, 8):
+                await one.publish(one.names.upload(0), update(job, 0, task))
+
+    run(attack())
+    assert ended(serving).summary.rejected == {"malformed": 4}
+
+
+@pytest.mark.parametrize("headers", [b"NATS/1.0 \xff\xff\xff\r\n\r\n", b"NATS/1.0\r\nStatus: 503\r\n\r\n"])
+def test_headers_that_a_client_invents_stop_nobody(
+    locked: Broker, keys: Path, tmp_path: Path, headers: bytes
+) -> None:
+    chosen = plan(uploads=4)
+    job = chosen.job(SIZE)
+    serving = server(chosen, locked.url, tmp_path / "server", keys=keys / "server")
+
+    async def attack() -> None:
+        async with await link(locked.url, 0, keys=keys / "client-0") as one:
+            await terms.read(one, lambda error: None)
+            manifest = Manifest("ab" * 16, 3000, 4096)
+            piece = one.names.chunk(0, f"object.{manifest.digest}.0")
+            for subject, data in (
+                (piece, bytes(3000)),
+                (one.names.upload(0), manifest.to_bytes()),
+                (one.names.upload(0), update(job, 0, 0)),
+                (one.names.ask(0), b"x"),
+            ):
+                head = f"HPUB {subject} {len(headers)} {len(headers) + len(data)}\r\n".encode()
+                await one.nc._send_command(head + headers + data + b"\r\n")
+                await one.nc._flush_pending()
+            await one.nc.flush()
+            for task in range(1, 5):
+                await one.publish(one.names.upload(0), update(job, 0, task))
+
+    run(attack())
+    assert ended(serving).summary.uploads == 4
 
 
 def test_no_key_an_unknown_key_a_wrong_ca_and_an_expired_certificate_get_a_clear_sentence(

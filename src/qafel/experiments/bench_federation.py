@@ -12,6 +12,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ import numpy as np
 
 from qafel import vectors, wire
 from qafel.config import DEFAULT_QUANTIZER, SERVER_QUANTIZER, Job
+from qafel.errors import QafelWarning
 from qafel.federation import Broker, Names, Plan, serve
 from qafel.federation.leases import Ask
 from qafel.federation.link import Link
 from qafel.federation.outlet import Outlet
 from qafel.federation.reader import Reader
 from qafel.quantizers import quantizer
+from qafel.server import Server
 from qafel.streams import derive, generator
 
 SIZE = 29_282
@@ -239,7 +242,9 @@ def fan_out(folder: Path, spec: str, count: int, connections: int, rounds: int) 
             outlet = Outlet(link, 1)
             kept = {"subjects": [link.names.public(), link.names.private()], "allow_direct": True}
             await link.ensure(link.names.objects, kept)
-            await outlet.open(1, 0)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", QafelWarning)
+                await outlet.open(1, Server(plan(1).job(SIZE), vectors.zeros(SIZE)))
             began = time.monotonic()
             for version in range(1, count + 1):
                 await outlet.publish(version, frame)

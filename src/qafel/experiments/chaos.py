@@ -48,7 +48,7 @@ from qafel.experiments.chaos_parts import (
     untouched,
     updates,
 )
-from qafel.experiments.proxy import MODES, SECONDS, Proxy
+from qafel.experiments.proxy import MODES, ORDER, SECONDS, Proxy
 from qafel.federation import Broker
 from qafel.federation.broker import free_port
 from qafel.records import provenance
@@ -277,8 +277,9 @@ def network(folder: Path, seconds: float = 20.0, seed: int = 0) -> dict[str, Any
         members = [spawn(run_client, url, folder, k) for k in range(CLIENTS)]
         until, k = time.monotonic() + seconds, 0
         while time.monotonic() < until and server.is_alive():
-            mode.value = k % len(MODES)
-            time.sleep(SECONDS[MODES[mode.value]])
+            fault = ORDER[k % len(ORDER)]
+            mode.value = MODES.index(fault)
+            time.sleep(SECONDS[fault])
             k += 1
         during = last_version(broker.url)
         mode.value = 0

@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 MODES = ("clean", "delay", "drop", "truncate", "corrupt", "partition")
+ORDER = ("delay", "clean", "drop", "clean", "truncate", "clean", "corrupt", "partition", "clean")
 SECONDS = {"clean": 0.6, "delay": 0.8, "drop": 0.1, "truncate": 0.2, "corrupt": 0.6, "partition": 1.5}
 
 

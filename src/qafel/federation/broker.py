@@ -62,11 +62,25 @@ def configuration(
         "}",
     ]
     if cluster_port is not None:
+        pem = keys.resolve() if keys else None
+        secure = (
+            [
+                "  tls {",
+                f"    cert_file: {_quoted(str(pem / 'broker.pem'))}",
+                f"    key_file: {_quoted(str(pem / 'broker-key.pem'))}",
+                f"    ca_file: {_quoted(str(pem / 'ca.pem'))}",
+                "    verify: true",
+                "  }",
+            ]
+            if pem
+            else []
+        )
         lines += [
             "cluster {",
             '  name: "qafel"',
             f"  listen: {_quoted(f'{host}:{cluster_port}')}",
             f"  routes: {json.dumps(list(routes))}",
+            *secure,
             "}",
         ]
     if keys is not None:

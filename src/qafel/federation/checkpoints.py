@@ -31,18 +31,27 @@ class Checkpoints:
     def __init__(self, link: Link, folder: RunFolder) -> None:
         self._link, self._folder = link, folder
         self._root = link.names.private("object")
-        self._key = Register(link, link.names.private("checkpoint"))
+        self.key = Register(link, link.names.private("checkpoint"))
         self._pointer: Pointer | None = None
+
+    async def lead(self, term: int) -> None:
+        """From now on only we write checkpoints: whoever led before is refused."""
+        self.key.term = term
+        self._read(await self.key.take_over())
+
+    def _read(self, sealed: bytes | None) -> None:
+        self._pointer = None
+        with contextlib.suppress(FrameError):
+            if sealed:
+                self._pointer = wire.unpack(
+                    wire.unseal(MAGIC, FORMAT, sealed), msgspec.msgpack.Decoder(Pointer)
+                )
 
     async def load(self, limit: int) -> list[bytes]:
         """What can be continued from, the best first."""
         found: list[bytes] = []
-        sealed = await self._key.read()
-        if sealed is not None:
-            with contextlib.suppress(FrameError):
-                self._pointer = wire.unpack(
-                    wire.unseal(MAGIC, FORMAT, sealed), msgspec.msgpack.Decoder(Pointer)
-                )
+        if not self.key.term:
+            self._read(await self.key.read())
         if self._pointer is not None:
             for manifest in (self._pointer.newest, self._pointer.before):
                 if manifest is not None:
@@ -51,13 +60,15 @@ class Checkpoints:
         cached = self._folder.checkpoint()
         return [*found, cached] if cached is not None else found
 
-    async def save(self, data: bytes, *, claim: bool = False) -> None:
-        """Write a checkpoint: durable when this returns. ``claim``: the first one of a new leader."""
+    async def save(self, data: bytes) -> None:
+        """Write a checkpoint: durable when this returns."""
         before = self._pointer
         manifest = await objects.put(self._link, self._root, data)
+        if before is not None and before.newest.digest == manifest.digest:
+            return
         pointer = Pointer(manifest, before.newest if before else None)
         sealed = wire.seal(MAGIC, FORMAT, msgspec.msgpack.encode(pointer))
-        await (self._key.claim(sealed) if claim else self._key.write(sealed))
+        await self.key.write(sealed)
         self._pointer = pointer
         self._folder.save(data)
         kept = {pointer.newest.digest, pointer.before.digest if pointer.before else ""}

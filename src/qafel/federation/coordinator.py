@@ -14,7 +14,7 @@ import math
 import random
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +26,8 @@ from qafel.federation import objects
 from qafel.federation.checkpoints import Checkpoints
 from qafel.federation.desk import Desk
 from qafel.federation.fold import Fold
-from qafel.federation.leader import RENEW, Leadership
-from qafel.federation.link import Link, Message
+from qafel.federation.leader import LEASE, RENEW, Leadership
+from qafel.federation.link import CLOSED, Link, Message
 from qafel.federation.metrics import Metrics
 from qafel.federation.names import owner
 from qafel.federation.objects import Manifest, is_manifest
@@ -47,6 +47,8 @@ Journal = Callable[..., None]
 CHECKPOINT_SHARE = 0.1
 """At most this part of the time goes into checkpoints."""
 SWEEP_SECONDS = 600.0
+OBLIGE_SECONDS = 5.0
+"""Between two snapshots that clients ask for."""
 REFUSALS = 8
 """A broker that is there and says no so often in a row means it."""
 
@@ -75,13 +77,22 @@ class Coordinator:
         self._desk = Desk(plan, link, self.metrics, journal)
         self.fold: Fold | None = None
         self._unpublished: deque[tuple[int, bytes]] = deque()
+        self._pieces = False
+        """Whether something was decided by pieces since the last checkpoint."""
         self._used: list[tuple[int, Manifest]] = []
-        """Long uploads that are folded; their pieces go with the next checkpoint."""
-        self._suspects: set[str] = set()
+        """Long uploads that are folded; their pieces go with the log."""
+        self._done: list[tuple[int, Manifest]] = []
+        """Those of the checkpoint before."""
+        self._suspects: dict[str, int] = {}
         self._saved = self._swept = time.monotonic()
+        self._obliged = 0.0
+        """When a snapshot was last written because somebody asked."""
         self._cost = 0.0
         """Seconds the last checkpoint took."""
         self._leads = False
+        self._reader: Reader | None = None
+        self._kept = -1
+        """The last upload of the newest checkpoint."""
         self.metrics.ready = lambda: (
             None
             if self._leads and link.nc.is_connected
@@ -97,7 +108,7 @@ class Coordinator:
             try:
                 await self._prepare()
                 refused = 0
-                asked = await self._link.nc.subscribe(self._link.names.ask(), cb=self._desk.asked)
+                asked = await self._link.listen(self._link.names.ask(), self._desk.asked)
                 try:
                     await self._alive(self._work())
                 finally:
@@ -108,11 +119,15 @@ class Coordinator:
                 self._leads = False
                 self._journal("fenced")
                 raise
+            except DivergenceError:
+                with contextlib.suppress(BrokerError):
+                    await self._link.publish(self._link.names.public("done"), b"diverged")
+                raise
             except BrokerError as error:
                 self._leads = False
                 self._journal("broker", detail=str(error))
                 refused += bool(error.code)
-                if refused > REFUSALS:
+                if refused > REFUSALS or error.code == CLOSED:
                     raise
             await asyncio.sleep(wait * random.uniform(0.5, 1))
             wait = min(2 * wait, 2.0)
@@ -146,15 +161,17 @@ class Coordinator:
         names, plan = self._link.names, self.plan
         common = {"allow_direct": True, "num_replicas": plan.replicas}
         kept = [names.public(), names.private(), names.chunk()]
-        await self._link.ensure(names.objects, {"subjects": kept, "max_msgs_per_subject": 2, **common})
+        await self._objects({"subjects": kept, "max_msgs_per_subject": 2, **common})
         term = await self._leadership.take(standby=self._standby, again=self.fold is not None)
         self._standby = False
         self._journal("leads", term=term)
+        await self._checkpoints.lead(term)
         await self._welcome()
         first = self.fold is None
         fold = self.fold = self._desk.fold = self.fold or await self._load()
-        self._outlet = Outlet(self._link, term)
-        await self._outlet.open(plan.replicas, fold.server.version - len(self._unpublished))
+        self._outlet = Outlet(self._link, term, self._leadership.holder)
+        await self._outlet.open(plan.replicas, fold.server)
+        self._unpublished.clear()  # the outlet has written them
         uploads = await self._link.ensure(
             names.uploads,
             {
@@ -163,6 +180,7 @@ class Coordinator:
                 "discard": "new",
                 "discard_new_per_subject": True,
                 "duplicate_window": 120_000_000_000,
+                "max_msg_size": min(self._link.max_payload, fold.server.frame_limit + 4096),
                 "first_seq": fold.sequence + 1,
                 **common,
             },
@@ -177,11 +195,23 @@ class Coordinator:
             )
         if first:
             self._restore_points(fold)
-        await self._checkpoints.save(fold.state(), claim=True)
+        await self._checkpoints.save(fold.state())
+        self._kept = fold.sequence
         await self._outlet.snapshot(fold.server)
+        if self._reader is not None:
+            await self._reader.close()
         self._reader = Reader(self._link, names.uploads, fold.sequence)
         self._leads, self._since, self._desk.version = True, time.monotonic(), self._outlet.last
         self._journal("ready", version=fold.server.version, sequence=fold.sequence, uploads=fold.uploads)
+
+    async def _objects(self, config: dict[str, Any]) -> None:
+        """The stream of everything that has a key; a standby leaves a wiped broker to the one who leads."""
+        until = time.monotonic() + 4 * LEASE
+        while self._standby and time.monotonic() < until:
+            if await self._link.stream(self._link.names.objects) is not None:
+                break
+            await asyncio.sleep(0.25)
+        await self._link.ensure(self._link.names.objects, config)
 
     async def _welcome(self) -> None:
         """Tell newcomers the job; complain if there is another one under this name."""
@@ -201,7 +231,7 @@ class Coordinator:
 
     async def _load(self) -> Fold:
         """The best checkpoint that the increments do not contradict; from the start where there is none."""
-        outlet = Outlet(self._link, 0)
+        outlet = Outlet(self._link, self._leadership.term)
         written = await self._link.stream(self._link.names.increments)
         found: list[Fold] = []
         for data in await self._checkpoints.load(limit=1 << 34):
@@ -254,6 +284,8 @@ class Coordinator:
         return self._state.seconds
 
     async def _read(self) -> None:
+        if self._reader is None:
+            return
         left = self.plan.checkpoint_seconds - (time.monotonic() - self._saved)
         messages = await self._reader.next(min(1.0, max(0.05, left)))
         if messages:
@@ -267,20 +299,14 @@ class Coordinator:
         fold, client = self._state, owner(message.subject)
         frame: bytes | FrameError = message.data
         if is_manifest(message.data) and client is not None:
-            root = self._link.names.chunk(client, "object")
-            try:
-                manifest = Manifest.from_bytes(message.data)
-                frame = await objects.get(self._link, root, manifest, fold.server.frame_limit)
-                self._used.append((client, manifest))
-            except FrameError as error:
-                frame = error
+            frame = await self._long(client, message.data)
+        due = False
         for event in fold.take(message.sequence, client, frame):
             if isinstance(event, Accepted):
                 self._desk.leases.release(event.client, event.task, time.monotonic())
                 self.metrics.staleness[event.staleness] += 1
                 self.metrics.add("uploads_accepted_total")
-                if fold.uploads % self.plan.evaluate_every == 0 and self._judge:
-                    await self._evaluate()
+                due = fold.uploads % self.plan.evaluate_every == 0
             elif isinstance(event, Stepped):
                 self._unpublished.append((event.version, event.frame))
                 self.metrics.add("bytes_down_total", len(event.frame))
@@ -288,9 +314,36 @@ class Coordinator:
                 self.metrics.add("uploads_rejected_total", reason=event.reason)
                 self._journal("rejected", reason=event.reason, detail=event.detail, client=client)
         self.metrics.add("bytes_up_total", 0 if isinstance(frame, FrameError) else len(frame))
+        if due and self._judge:
+            await self._evaluate()
+
+    async def _long(self, client: int, data: bytes) -> bytes | FrameError:
+        """A long upload from its pieces; why not, where they cannot be read though the broker is there."""
+        root, limit = self._link.names.chunk(client, "object"), self._state.server.frame_limit
+        self._pieces = True
+        for attempt in range(3):
+            try:
+                manifest = Manifest.from_bytes(data)
+                frame = await objects.get(self._link, root, manifest, limit)
+            except FrameError as error:
+                return error
+            except BrokerError as error:
+                await self._link.call(f"$JS.API.STREAM.INFO.{self._link.names.objects}")
+                if attempt == 2:
+                    return FrameError(f"its pieces cannot be read: {error}")
+            else:
+                self._used.append((client, manifest))
+                return frame
+        return FrameError("its pieces cannot be read")
 
     async def _publish(self) -> None:
-        """Increments, in order; each is forgotten when it is in the broker."""
+        """Increments, in order; each is forgotten when it is in the broker.
+
+        What came of a long upload depends on pieces that its client can still change: it is saved first.
+        """
+        if self._unpublished and self._pieces:
+            await self._checkpoints.save(self._state.state())
+            self._pieces = False
         while self._unpublished:
             self._at("before publish")
             await self._outlet.publish(*self._unpublished[0])
@@ -303,6 +356,7 @@ class Coordinator:
         fold, names = self._state, self._link.names
         self._saved = time.monotonic()
         asked = self._desk.snapshot_wanted or self._outlet.damaged
+        asked = asked and self._saved - self._obliged > OBLIGE_SECONDS
         if fold.sequence == self._kept and fold.reason is None and not asked:
             return
         self._seconds()
@@ -312,20 +366,21 @@ class Coordinator:
         self._cost = time.monotonic() - self._saved
         self.metrics.add("checkpoints_total")
         self.metrics.add("checkpoint_seconds_total", self._cost)
+        self._pieces = False
         self._at("before purge")
-        await self._link.purge(names.uploads, below=fold.sequence + 1)
-        self._kept = fold.sequence
-        used, self._used = self._used, []
-        for client, manifest in used:
+        before, self._kept = self._kept, fold.sequence
+        await self._link.purge(names.uploads, below=before + 1)  # what the checkpoint before would need stays
+        gone, self._done, self._used = self._done, self._used, []
+        if fold.reason is not None:
+            gone, self._done = [*gone, *self._done], []
+        for client, manifest in gone:
             await objects.remove(self._link, names.chunk(client, "object"), manifest)
         if await self._outlet.snapshot(fold.server, asked=asked):
             self.metrics.add("snapshots_total")
-        self._desk.snapshot_wanted = False
+        if asked:
+            self._desk.snapshot_wanted, self._obliged = False, self._saved
         self._at("after purge")
         self._saved = time.monotonic()
-
-    _kept = -1
-    """The last upload of the newest checkpoint."""
 
     async def _evaluate(self) -> None:
         fold = self._state
@@ -362,9 +417,10 @@ class Coordinator:
         names = self._link.names
         request = msgspec.json.encode({"subjects_filter": names.chunk()})
         found = await self._link.call(f"$JS.API.STREAM.INFO.{names.objects}", request)
-        roots = {subject.rsplit(".", 1)[0] for subject in found["state"].get("subjects") or {}}
-        roots -= {f"{names.chunk(client, 'object')}.{m.digest}" for client, m in self._used}
-        for root in roots & self._suspects:
+        roots = Counter(subject.rsplit(".", 1)[0] for subject in found["state"].get("subjects") or {})
+        for client, manifest in (*self._used, *self._done):
+            roots.pop(f"{names.chunk(client, 'object')}.{manifest.digest}", None)
+        for root in [root for root, pieces in roots.items() if self._suspects.get(root) == pieces]:
             await self._link.purge(names.objects, subject=f"{root}.*")
             self._journal("orphan", subject=root)
-        self._suspects, self._swept = roots, time.monotonic()
+        self._suspects, self._swept = dict(roots), time.monotonic()

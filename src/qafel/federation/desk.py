@@ -44,8 +44,7 @@ class Desk:
             self._metrics.add("resyncs_total", ask.resyncs)
             self._journal("resync", client=client, times=ask.resyncs)
             self.snapshot_wanted = True
-        if self._plan.downlink == "catch-up":
-            fold.bytes_down += ask.downloaded
+        fold.downloaded = min(fold.downloaded + ask.downloaded, 1 << 60)
         self._metrics.add("bytes_downloaded_total", ask.downloaded)
         await message.respond(msgspec.msgpack.encode(self._reply(fold, client, ask.number)))
 
@@ -81,7 +80,7 @@ class Desk:
             "buffer": [buffered, fold.job.buffer_size],
             "staleness": round(fold.mean_staleness, 2),
             "bytes_up": fold.bytes_up,
-            "bytes_down": fold.bytes_down,
+            "bytes_down": fold.received,
             "leases": [len(self.leases), self._plan.concurrency],
             "accuracy": last.smoothed if last else None,
             "seconds": round(fold.seconds, 1),

@@ -24,6 +24,7 @@ from qafel.wire import Rejected, Update
 
 MAGIC = b"QP"
 FORMAT = 1
+COUNTS = ("bytes_up", "bytes_down", "downloaded", "seconds", "residual")
 
 
 class NormBuffer(Buffer):
@@ -60,12 +61,18 @@ class Fold:
         self.server = Server(job, x, **_own(plan, job))
         self.sequence = 0
         """The last upload that is in here."""
-        self.bytes_up = self.bytes_down = 0
+        self.bytes_up = self.bytes_down = self.downloaded = 0
+        """``downloaded``: what clients say they have; nothing depends on it."""
         self.seconds = self.residual = 0.0
         self.staleness: Counter[int] = Counter()
         self.points: list[Point] = []
         self.reason: str | None = None
         """Why the training has ended."""
+
+    @property
+    def received(self) -> int:
+        """Bytes that went down: each increment once, or what clients fetched where nothing is broadcast."""
+        return self.bytes_down if self.plan.downlink == "broadcast" else self.downloaded
 
     @property
     def uploads(self) -> int:
@@ -92,8 +99,7 @@ class Fold:
             if isinstance(event, Accepted):
                 self.staleness[event.staleness] += 1
             elif isinstance(event, Stepped):
-                if self.plan.downlink == "broadcast":
-                    self.bytes_down += len(event.frame)
+                self.bytes_down += len(event.frame)
                 self.residual = event.residual
         budget = self.plan.byte_budget
         if self.reason is None and self.uploads >= self.plan.uploads:
@@ -104,7 +110,7 @@ class Fold:
 
     def state(self) -> bytes:
         """Everything that decides what comes next, exactly."""
-        counts = {name: getattr(self, name) for name in ("bytes_up", "bytes_down", "seconds", "residual")}
+        counts = {name: getattr(self, name) for name in COUNTS}
         body = _Saved(
             self.sequence, self.server.state(), counts, dict(self.staleness), self.points, self.reason
         )

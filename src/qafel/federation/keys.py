@@ -37,8 +37,10 @@ def make(
         users = _users(folder)
         if users and users["name"] != name:
             raise ConfigError(f"{folder} holds the keys of {users['name']!r}, not of {name!r}")
-        if not (folder / "ca.pem").exists():
+        if not (folder / "ca.pem").exists() or _expired(folder / "ca.pem"):
             _certificates(folder, hosts, days)
+            for who in users.get("users", {}):
+                _write(folder / who / "ca.pem", (folder / "ca.pem").read_bytes())
         made = []
         keyed = dict(users.get("users", {}))
         for who, permissions in [
@@ -55,7 +57,12 @@ def make(
 
 
 def broker_block(folder: Path) -> list[str]:
-    """The lines of a broker's configuration that know these keys."""
+    """The lines of a broker's configuration that know these keys.
+
+    The server and the streams have an account of their own, and clients reach it through services only. In
+    one account, a client could have the broker write an acknowledgement to any subject it names as the place
+    for the answer.
+    """
     users = _users(Path(folder))
     if not users:
         raise ConfigError(f"{folder} has no users.json; qafel keys makes one")
@@ -66,17 +73,43 @@ def broker_block(folder: Path) -> list[str]:
         f"  key_file: {json.dumps(str(pem / 'broker-key.pem'))}",
         "  timeout: 5",
         "}",
-        "authorization {",
-        "  users: [",
     ]
-    for who, user in users["users"].items():
-        lines.append(
-            f"    {{ nkey: {user['nkey']}, permissions: {{ publish: {json.dumps(user['publish'])}, "
-            f"subscribe: {json.dumps(user['subscribe'])}"
-            + (", allow_responses: true" if who == "server" else "")
-            + " } }"
-        )
-    return [*lines, "  ]", "}"]
+    names = Names(users["name"])
+    server = _user(users["users"]["server"], ", allow_responses: true")
+    clients = [_user(user) for who, user in users["users"].items() if who != "server"]
+    services = json.dumps(names.services())[1:-1].split(", ")
+    exports = [*(f"{{ service: {subject} }}" for subject in services), f'{{ stream: "{names.live}" }}']
+    theirs = "{ account: SERVER, subject: %s }"
+    imports = [
+        *(f"{{ service: {theirs % subject} }}" for subject in services),
+        f"{{ stream: {theirs % json.dumps(names.live)} }}",
+    ]
+    return [
+        *lines,
+        "accounts {",
+        *_account("SERVER", [server], "exports", exports, ["    jetstream: enabled"]),
+        *_account("CLIENTS", clients, "imports", imports, []),
+        "}",
+    ]
+
+
+def _account(name: str, users: list[str], kind: str, lines: list[str], more: list[str]) -> list[str]:
+    inside = [f"    {kind}: [", *(f"      {line}" for line in lines), "    ]"]
+    return [
+        f"  {name} {{",
+        *more,
+        "    users: [",
+        *(f"      {user}" for user in users),
+        "    ]",
+        *inside,
+        "  }",
+    ]
+
+
+def _user(user: dict[str, Any], more: str = "") -> str:
+    publish, subscribe = json.dumps(user["publish"]), json.dumps(user["subscribe"])
+    permissions = f"publish: {publish}, subscribe: {subscribe}{more}"
+    return f"{{ nkey: {user['nkey']}, permissions: {{ {permissions} }} }}"
 
 
 def _users(folder: Path) -> dict[str, Any]:
@@ -153,6 +186,13 @@ def _certificates(folder: Path, hosts: Sequence[str], days: float) -> None:
     )
     save("broker", broker_key, broker)
     save("ca", ca_key, ca)
+
+
+def _expired(path: Path) -> bool:
+    from cryptography import x509
+
+    end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    return end < datetime.datetime.now(datetime.UTC)
 
 
 def _alternative(host: str) -> Any:

@@ -1,6 +1,7 @@
 """A connection to the broker: the few things the federation asks of NATS, and one sentence for what fails."""
 
 import asyncio
+import base64
 import json
 import random
 import ssl
@@ -17,9 +18,11 @@ PATIENCE = 10.0
 """Seconds to wait for a broker that does not answer at first."""
 TIMEOUT = 5.0
 WRONG_LAST = (10071, 10164)
-NOT_FOUND, EXISTS = 10059, 10058
-FULL = (10077, 10047, 10122, 10023)
-"""The broker has no room for this message now: a quota, or its own limits."""
+NOT_FOUND, NO_MESSAGE = 10059, 10037
+CLOSED = -1
+"""The code of an error after which the connection does not come back."""
+SLOWEST = 50_000
+"""Bytes a second that a connection makes at least."""
 Notice = Callable[[str, str], None]
 T = TypeVar("T")
 
@@ -36,7 +39,7 @@ class Link:
     """A connection of the server or a client of one federation."""
 
     def __init__(self, nc: Any, names: Names) -> None:
-        self.nc, self.names, self.closing = nc, names, False
+        self.nc, self.names, self.closing, self.last_error = nc, names, False, ""
 
     @classmethod
     async def open(
@@ -51,13 +54,14 @@ class Link:
     ) -> "Link":
         """Connect; a broker that does not answer is tried again for ``patience`` seconds."""
         try:
-            import nats
+            import nats.aio.client  # noqa: F401
         except ImportError as error:
             raise MissingExtraError("a federation", "federation") from error
 
         link = cls(None, names)
 
         async def failed(error: Exception) -> None:
+            link.last_error = sentence(error)
             notice("broker", sentence(error))
 
         async def lost() -> None:
@@ -85,8 +89,10 @@ class Link:
         until = asyncio.get_running_loop().time() + patience
         wait = 0.05
         while True:
+            nc = _connection()
             try:
-                nc = await nats.connect(url.split(","), **options)
+                left = max(TIMEOUT, until - asyncio.get_running_loop().time())
+                await asyncio.wait_for(nc.connect(url.split(","), **options), left)
                 break
             except Exception as error:
                 if not _may_pass(error) or asyncio.get_running_loop().time() > until:
@@ -128,12 +134,37 @@ class Link:
         """A message and its answer."""
         import nats.errors
 
+        if self.nc.is_closed:
+            raise BrokerError(f"the broker has closed the connection: {self.last_error}", CLOSED)
+        timeout += len(data) / SLOWEST
         try:
             return await self.nc.request(subject, data, timeout=timeout, headers=headers)
         except nats.errors.NoRespondersError:
             raise BrokerError(f"nobody answers on {subject}") from None
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise BrokerError(f"no answer on {subject}: {sentence(error)}") from error
+
+    async def send(self, subject: str, data: bytes, reply: str = "") -> None:
+        """A message without an answer, or whose answers arrive elsewhere."""
+        import nats.errors
+
+        try:
+            await self.nc.publish(subject, data, reply=reply)
+        except (nats.errors.Error, OSError) as error:
+            raise self._lost(error) from error
+
+    async def listen(self, subject: str, heard: Callable[[Any], Awaitable[None]]) -> Any:
+        """A subscription."""
+        import nats.errors
+
+        try:
+            return await self.nc.subscribe(subject, cb=heard, pending_bytes_limit=1 << 30)
+        except (nats.errors.Error, OSError) as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: BaseException) -> BrokerError:
+        """An error of nats-py as one of ours."""
+        return BrokerError(f"no broker: {sentence(error)}", CLOSED if self.nc.is_closed else 0)
 
     async def publish(
         self,
@@ -149,17 +180,31 @@ class Link:
             raise BrokerError(f"an acknowledgement that cannot be read: {answer}")
         return int(answer["seq"])
 
-    async def get(self, stream: str, sequence: int) -> Message | None:
+    async def get(self, stream: str, sequence: int, timeout: float = TIMEOUT) -> Message | None:
         """A stored message by its sequence number."""
-        return await self.find(f"$JS.API.DIRECT.GET.{stream}", json.dumps({"seq": sequence}).encode())
+        asked = json.dumps({"seq": sequence}).encode()
+        return await self.find(f"$JS.API.DIRECT.GET.{stream}", asked, timeout)
 
-    async def last(self, stream: str, subject: str) -> Message | None:
+    async def last(self, stream: str, subject: str, timeout: float = TIMEOUT) -> Message | None:
         """The newest message of a subject."""
-        return await self.find(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+        return await self.find(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout)
 
-    async def find(self, subject: str, request: bytes) -> Message | None:
+    async def find(self, subject: str, request: bytes, timeout: float = TIMEOUT) -> Message | None:
         """A stored message, by a request of the broker's direct API."""
-        return _stored(await self.request(subject, request))
+        return _stored(await self.request(subject, request, timeout))
+
+    async def decided(self, stream: str, subject: str) -> Message | None:
+        """The newest message of a subject as the stream's leader knows it, not just any replica."""
+        request = json.dumps({"last_by_subj": subject}).encode()
+        try:
+            found = (await self.call(f"$JS.API.STREAM.MSG.GET.{stream}", request))["message"]
+            return Message(int(found["seq"]), found["subject"], base64.b64decode(found.get("data") or ""))
+        except BrokerError as error:
+            if error.code == NO_MESSAGE:
+                return None
+            raise
+        except (KeyError, ValueError, TypeError) as error:
+            raise BrokerError(f"an answer that cannot be read: {sentence(error)}") from error
 
     async def stream(self, name: str) -> Any | None:
         """What the broker says of a stream: ``config`` and ``state``; None where there is none."""
@@ -199,11 +244,27 @@ async def patiently(
         except FencedError:
             raise
         except BrokerError as error:
+            if error.code == CLOSED:
+                raise
             if not silent and wait > 0.5:
                 said(error)
                 silent = True
         await asyncio.sleep(wait * random.uniform(0.5, 1))
         wait = min(2 * wait, 5.0)
+
+
+def _connection() -> Any:
+    """A connection whose reader survives any header: nats-py's ends at one that is not text."""
+    from nats.aio.client import Client
+
+    class Sturdy(Client):
+        async def _process_headers(self, headers: Any) -> Any:
+            try:
+                return await super()._process_headers(headers)
+            except Exception:
+                return None
+
+    return Sturdy()
 
 
 def credentials(url: str, keys: Path | None) -> dict[str, Any]:

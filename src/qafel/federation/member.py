@@ -23,15 +23,16 @@ from qafel.errors import BrokerError, ConfigError, FrameError, StateError
 from qafel.federation import objects
 from qafel.federation.leases import Ask, Done, Lease, Reply, Wait
 from qafel.federation.link import Link, patiently
-from qafel.federation.objects import Manifest, is_manifest
+from qafel.federation.objects import SLOW, Manifest, is_manifest
 from qafel.federation.outlet import Newest
+from qafel.federation.register import TERM
 from qafel.wire import Rejected
 
 QUIET = 5.0
 """Without news for so many seconds, look whether some got lost."""
 SAVE_SECONDS = 5.0
-AT_ONCE = 16
-"""Increments asked for at a time."""
+AT_ONCE, WINDOW = 16, 1 << 18
+"""Increments, and bytes of them, asked for at a time."""
 Journal = Callable[..., None]
 _reply: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
@@ -87,7 +88,7 @@ class Member:
         """Follow and train until the server says that it is done, or for so many tasks."""
         jobs = {asyncio.create_task(self._work(tasks))}
         if self._broadcast:
-            await self._link.nc.subscribe(self._link.names.live, cb=self._heard)
+            await patiently(lambda: self._link.listen(self._link.names.live, self._heard))
             jobs.add(asyncio.create_task(self._follow()))
         try:
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
@@ -122,7 +123,10 @@ class Member:
                 self._journal("refused", detail=str(error))
                 continue
             if isinstance(event, Missed | Drifted):
+                version = self.core.version
                 await self._catch_up()
+                if isinstance(event, Missed) and self.core.version == version < event.version:
+                    self.resyncs += 1  # what lies between is gone: only a snapshot helps
             self._save()
 
     async def _frame(self, data: bytes) -> bytes:
@@ -165,12 +169,12 @@ class Member:
         message = await link.last(names.objects, names.public("snapshot"))
         if message is None:
             return False
-        snapshot, core = Newest.from_bytes(message.data), self.core
+        snapshot, core = Newest.from_bytes(message.data[TERM:]), self.core
         following = await link.get(names.increments, core.version + 1) if core.in_sync else None
         if following is None and core.in_sync and not await self._confirmed(snapshot):
             return False
         behind = snapshot.version - core.version
-        replay = behind * len(following.data) if following else 0
+        replay = behind * _size(following.data) if following else 0
         if not core.in_sync or (behind > 0 and (following is None or replay > snapshot.manifest.size)):
             self.snapshots += 1
             core.catch_up()  # from here on a snapshot is welcome, whatever its version
@@ -181,7 +185,7 @@ class Member:
         elif following is None:
             return True
         self._checked = link.reconnects
-        return await self._replay()
+        return await self._replay(_size(following.data) if following else 1)
 
     async def _confirmed(self, snapshot: Newest) -> bool:
         """Whether the server knows our x̂; asked once in every connection, where nothing newer proves it."""
@@ -206,12 +210,12 @@ class Member:
         self.core = Client(self.core.job, client=self.core.client)
         self.core.next_task = number
 
-    async def _replay(self) -> bool:
-        """The increments that are there; False where one leads somewhere else."""
-        names = self._link.names
+    async def _replay(self, size: int) -> bool:
+        """The increments that are there, of about this size; False where one leads somewhere else."""
+        stream, many = self._link.names.increments, max(1, min(AT_ONCE, WINDOW // size))
         while True:
-            wanted = range(self.core.version + 1, self.core.version + 1 + AT_ONCE)
-            found = await asyncio.gather(*(self._link.get(names.increments, version) for version in wanted))
+            wanted = range(self.core.version + 1, self.core.version + 1 + many)
+            found = await asyncio.gather(*(self._link.get(stream, version, SLOW) for version in wanted))
             for message in found:
                 if message is None:
                     return True
@@ -233,7 +237,7 @@ class Member:
             return self.core.in_sync
         message = await self._link.last(names.objects, names.public("snapshot"))
         if message is not None and not core.in_sync:
-            snapshot = Newest.from_bytes(message.data)
+            snapshot = Newest.from_bytes(message.data[TERM:])
             self.snapshots += 1
             core.catch_up()
             data = await objects.get(self._link, names.public("object"), snapshot.manifest, self._limit)
@@ -337,6 +341,11 @@ class Member:
         if self._folder is not None and (now or time.monotonic() - self._saved > SAVE_SECONDS):
             _write(self._folder / "client.bin", self.core.state())
             self._saved = time.monotonic()
+
+
+def _size(data: bytes) -> int:
+    """The bytes of a frame, or of the frame that a manifest stands for."""
+    return Manifest.from_bytes(data).size if is_manifest(data) else len(data)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -73,6 +73,12 @@ class Names:
             "subscribe": [self.live, f"{inbox(client)}.>"],
         }
 
+    def services(self) -> list[str]:
+        """What clients may ask of the server's account."""
+        get = "$JS.API.DIRECT.GET"
+        own = [self.upload(), self.chunk(), self.ask()]
+        return [*own, f"{get}.{self.increments}", f"{get}.{self.objects}.{self.public()}"]
+
     def server_permissions(self) -> dict[str, list[str]]:
         """What the server may use: its own subjects, and the JetStream calls on its own streams."""
         calls = [
@@ -83,7 +89,7 @@ class Names:
                 ("STREAM.UPDATE", ""),
                 ("STREAM.INFO", ""),
                 ("STREAM.PURGE", ""),
-                ("STREAM.MSG.DELETE", ""),
+                ("STREAM.MSG.GET", ""),
                 ("DIRECT.GET", ""),
                 ("DIRECT.GET", ".>"),
                 ("CONSUMER.CREATE", ".>"),

@@ -18,14 +18,16 @@ from qafel.federation.link import Link
 MAGIC = b"QM"
 FORMAT = 1
 PIECE = 1 << 18
-AT_ONCE = 16
+AT_ONCE = 4
 """Pieces on their way at a time."""
+SLOW = 30.0
+"""Seconds that a piece may take: a megabyte in half a minute is still progress."""
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What an object is: the pieces are ``piece`` bytes long, the last one may be shorter."""
 
-    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
     size: Annotated[int, msgspec.Meta(ge=0, le=wire.MAX_FRAME)]
     piece: Annotated[int, msgspec.Meta(ge=1024, le=1 << 26)]
 
@@ -60,7 +62,7 @@ async def put(link: Link, root: str, data: bytes) -> Manifest:
 
     async def write(k: int) -> None:
         piece = data[k * manifest.piece : (k + 1) * manifest.piece]
-        await link.publish(f"{root}.{manifest.digest}.{k}", piece)
+        await link.publish(f"{root}.{manifest.digest}.{k}", piece, timeout=SLOW)
 
     for start in range(0, manifest.pieces, AT_ONCE):
         await asyncio.gather(*map(write, range(start, min(start + AT_ONCE, manifest.pieces))))
@@ -75,7 +77,7 @@ async def get(link: Link, root: str, manifest: Manifest, limit: int) -> bytes:
     for start in range(0, manifest.pieces, AT_ONCE):
         stop = min(start + AT_ONCE, manifest.pieces)
         subjects = (f"{root}.{manifest.digest}.{k}" for k in range(start, stop))
-        found = await asyncio.gather(*(link.last(link.names.objects, subject) for subject in subjects))
+        found = await asyncio.gather(*(link.last(link.names.objects, subject, SLOW) for subject in subjects))
         for k, message in enumerate(found, start):
             wanted = min(manifest.piece, manifest.size - k * manifest.piece)
             if message is None or len(message.data) != wanted:

@@ -43,8 +43,9 @@ class Newest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class Outlet:
     """The increments and snapshots of one server, in its term."""
 
-    def __init__(self, link: Link, term: int) -> None:
-        self._link, self._term, self._names = link, term, link.names
+    def __init__(self, link: Link, term: int, holder: str = "") -> None:
+        self._link, self._names = link, link.names
+        self._subject = link.names.increment(f"{term}-{holder}")
         self.last = 0
         """The last version in the stream."""
         self._first = 1
@@ -52,31 +53,64 @@ class Outlet:
         self._since = 0
         """Bytes of increments since the newest snapshot."""
         self._long: dict[int, Manifest] = {}
-        self._key = Register(link, link.names.public("snapshot"))
+        self._key = Register(link, link.names.public("snapshot"), term)
+        self._older: Manifest | None = None
+        """The snapshot before the newest: somebody may be reading it."""
         self.damaged = False
         """Whether an increment was damaged on its way into the broker."""
 
-    async def open(self, replicas: int, version: int) -> None:
-        """The stream of increments, for this term; one that is lost or behind begins after ``version``."""
-        names = self._names
+    async def open(self, replicas: int, server: Server) -> None:
+        """The stream of increments, for this term. What it lacks of the server's log is written; one that is
+        lost, or further behind, begins there.
+        """
+        names, version = self._names, server.version
+        kept = {entry.version: entry.frame for entry in server.log.entries}
+        begin = min(kept, default=version + 1)
         config = {
-            "subjects": [names.increment(self._term)],
+            "subjects": [self._subject],
             "allow_direct": True,
-            "republish": {"src": names.increment(self._term), "dest": names.live},
+            "republish": {"src": self._subject, "dest": names.live},
             "num_replicas": replicas,
-            "first_seq": version + 1,
+            "first_seq": begin,
         }
         state = (await self._link.ensure(names.increments, config))["state"]
-        if state["last_seq"] < version:
-            await self._link.purge(names.increments, below=version + 1)
-            state = (await self._link.stream(names.increments) or {"state": state})["state"]
-        self.last, self._first = state["last_seq"], max(1, state["first_seq"])
         with contextlib.suppress(FrameError):
-            if data := await self._key.read():
+            if data := await self._key.take_over():
                 self._snapshot = Newest.from_bytes(data)
-                await self._key.claim(data)
-        if self._snapshot is not None and self._snapshot.version > max(version, self.last):
+        self.last, self._first = state["last_seq"], max(1, state["first_seq"])
+        if self.last < begin - 1:
+            await self._link.purge(names.increments, below=begin)
+            self.last, self._first, self._snapshot = begin - 1, begin, None
+        if self._snapshot is not None and self._snapshot.version > version:
             self._snapshot = None  # of a past that this server does not know
+        for missing in range(self.last + 1, version + 1):
+            await self.publish(missing, kept[missing])
+        if self._snapshot is not None:
+            since = self._snapshot.version
+            self._since = sum(len(frame) for v, frame in kept.items() if v > since)
+        if server.server_quantizer.max_bytes(server.job.size) > self._room:
+            await self._find_long()
+
+    @property
+    def _room(self) -> int:
+        """Bytes of a frame that still fit into a message."""
+        return self._link.max_payload - 4096
+
+    async def _find_long(self) -> None:
+        """Which versions lie in pieces."""
+        for version in range(self._first, self.last + 1):
+            message = await self._link.get(self._names.increments, version)
+            with contextlib.suppress(FrameError):
+                if message is not None and is_manifest(message.data):
+                    self._long[version] = Manifest.from_bytes(message.data)
+
+    @property
+    def objects(self) -> set[str]:
+        """The digests of what is needed of ``public.object``."""
+        needed = {manifest.digest for manifest in self._long.values()}
+        if self._older is not None:
+            needed.add(self._older.digest)
+        return needed | ({self._snapshot.manifest.digest} if self._snapshot else set())
 
     async def agrees(self, server: Server) -> bool:
         """Whether what the stream says of the server's version is what the server says."""
@@ -99,7 +133,7 @@ class Outlet:
     async def publish(self, version: int, frame: bytes) -> None:
         """Write a version, once and for all: another server's is never overwritten, our own not repeated."""
         data = frame
-        if len(frame) > self._link.max_payload - 4096:
+        if len(frame) > self._room:
             manifest = await objects.put(self._link, self._names.public("object"), frame)
             data, self._long[version] = manifest.to_bytes(), manifest
         if version <= self.last:
@@ -109,7 +143,7 @@ class Outlet:
             return
         headers = {LAST: str(version - 1)}
         try:
-            sequence = await self._link.publish(self._names.increment(self._term), data, headers=headers)
+            sequence = await self._link.publish(self._subject, data, headers=headers)
         except FencedError:
             there = await self._link.get(self._names.increments, version)
             if there is None or not self._ours(there.data, data):
@@ -148,15 +182,16 @@ class Outlet:
             self._snapshot = Newest(server.version, server.hidden.digest, manifest)
             await self._key.write(self._snapshot.to_bytes())
             self._since = 0
-            if before is not None and before.manifest.digest != manifest.digest:
-                await objects.remove(self._link, self._names.public("object"), before.manifest)
+            if self._older is not None and self._older.digest not in (manifest.digest,):
+                await objects.remove(self._link, self._names.public("object"), self._older)
+            self._older = before.manifest if before and before.manifest.digest != manifest.digest else None
         await self._trim(server)
         return due
 
     async def _trim(self, server: Server) -> None:
-        if self._snapshot is None or not server.log.entries:
+        if self._snapshot is None:
             return
-        needed = server.log.entries[0].version
+        needed = server.log.entries[0].version if server.log.entries else server.version
         if not server.job.replaces:
             needed = min(needed, self._snapshot.version + 1)
         if needed < self._first + 16:  # not worth a call

@@ -31,15 +31,18 @@ class Reader:
         self._wanted = 0
         """Messages that the broker still owes us."""
         self._heard = 0.0
-        self._hole = -1
+        self._hole = False
+        """Whether a message did not arrive."""
 
     async def next(self, wait: float) -> list[Message]:
         """What has arrived; after ``wait`` seconds perhaps nothing."""
         clock = asyncio.get_running_loop().time
         until = clock() + wait
         while not self._found:
-            await self._ask()
+            if self._hole:
+                await self._look()
             self._news.clear()
+            await self._ask()
             left = min(until - clock(), HEARTBEAT)
             if left <= 0:
                 return []
@@ -65,7 +68,7 @@ class Reader:
             }
             self._wanted += BATCH
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
-            await self._link.nc.publish(subject, json.dumps(request).encode(), reply=self._inbox)
+            await self._link.send(subject, json.dumps(request).encode(), self._inbox)
 
     async def _open(self) -> None:
         name = f"reader-{secrets.token_hex(6)}"
@@ -76,15 +79,13 @@ class Reader:
             "ack_policy": "none",
             "max_deliver": -1,
             "replay_policy": "instant",
-            "inactive_threshold": 30_000_000_000,
+            "inactive_threshold": 300_000_000_000,
             "num_replicas": 1,
             "mem_storage": True,
         }
         request = {"stream_name": self._stream, "config": config, "action": "create"}
         self._inbox = f"{self._link.nc._inbox_prefix.decode()}.{name}"
-        self._subscription = await self._link.nc.subscribe(
-            self._inbox, cb=self._take, pending_bytes_limit=1 << 30
-        )
+        self._subscription = await self._link.listen(self._inbox, self._take)
         subject = f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}"
         try:
             await self._link.call(subject, json.dumps(request).encode())
@@ -95,24 +96,42 @@ class Reader:
         self._heard = asyncio.get_running_loop().time()
 
     async def _take(self, message: Any) -> None:
+        if not message.reply.startswith("$JS.ACK."):
+            await self._status(message)
+            return
         self._heard = asyncio.get_running_loop().time()
-        if message.headers and (status := message.headers.get("Status")):
-            if status != "100":  # the request has ended; 100 is a heartbeat
-                self._wanted = 0
-                self._news.set()
-            return
-        sequence = int(message.reply.split(".")[5])
+        sequence = message.metadata.sequence.stream
         self._wanted -= 1
-        if self._consumer is None or sequence <= self.sequence:
+        if self._consumer is None or self._hole or sequence <= self.sequence:
             return
-        if sequence != self.sequence + 1 and self._hole != self.sequence:
-            self._hole = self.sequence  # one got lost on its way to us: read again; a second time it is gone
-            await self.close()
+        if sequence != self.sequence + 1:
+            self._hole = True
             self._news.set()
             return
         self.sequence = sequence
         self._found.append(Message(sequence, message.subject, message.data))
         self._news.set()
+
+    async def _status(self, message: Any) -> None:
+        """A heartbeat (100), the end of a request (408), or bad news: the consumer is gone."""
+        status = (message.headers or {}).get("Status")
+        if status not in ("100", "408"):
+            await self.close()
+            await asyncio.sleep(0.1)
+        else:
+            self._heard = asyncio.get_running_loop().time()
+        if status != "100":
+            self._wanted = 0
+            self._news.set()
+
+    async def _look(self) -> None:
+        """A message is missing: read it again; go on behind it only where the broker does not have it."""
+        await self.close()
+        missing = await self._link.get(self._stream, self.sequence + 1)
+        self._hole = False
+        if missing is None:
+            state = (await self._link.call(f"$JS.API.STREAM.INFO.{self._stream}"))["state"]
+            self.sequence = max(self.sequence + 1, state["first_seq"] - 1)
 
     async def close(self) -> None:
         """Let the consumer go; the next read makes a new one."""

@@ -36,7 +36,7 @@ def summarise(fold: Fold, provenance: dict[str, Any]) -> Summary:
         best_accuracy=max((point.smoothed for point in fold.points), default=0.0),
         loss=last.loss if last else 0.0,
         bytes_up=fold.bytes_up,
-        bytes_down=fold.bytes_down,
+        bytes_down=fold.received,
         downlink=plan.downlink,
         clients=len(server.seen.rows()),
         size=job.size,
