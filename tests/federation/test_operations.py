@@ -247,3 +247,21 @@ def test_the_kill_switch_of_the_chaos_is_a_real_sigkill() -> None:
         Killed("after read", 1)("after read")
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_the_docs_have_the_numbers_of_the_committed_results() -> None:
+    root = Path(__file__).parents[2]
+    guide = (root / "docs" / "federation.md").read_text(encoding="utf-8")
+    parts = json.loads((root / "results" / "bench-federation.json").read_bytes())["parts"]
+    for part in parts.values():
+        if "ratio" in part:
+            ours = part.get("updates_per_second", part.get("deliveries_per_second"))
+            assert f"| {ours:,.0f} | {part['raw_per_second']:,.0f} | {part['ratio']:.2f} |" in guide
+    assert f"99 % within {parts['latency']['p99_ms']:.1f} ms" in guide
+    assert f"the server took {parts['clients']['server_mb']:,.0f} MB" in guide
+    updates = parts["updates"]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert f"{updates['updates_per_second']:,.0f} updates of 15 kB a second" in readme
+    chaos = json.loads((root / "results" / "chaos.json").read_bytes())["results"]
+    assert all(found["held"] for found in chaos)
+    assert sum(found.get("kills", 0) for found in chaos) == 200

@@ -61,14 +61,16 @@ class Link:
         link = cls(None, names)
 
         async def failed(error: Exception) -> None:
-            link.last_error = sentence(error)
-            notice("broker", sentence(error))
+            said, link.last_error = link.last_error, sentence(error)
+            if said != link.last_error:
+                notice("broker", link.last_error)
 
         async def lost() -> None:
             if not link.closing:
                 notice("disconnected", url)
 
         async def back() -> None:
+            link.last_error = ""
             notice("reconnected", url)
 
         options = {
@@ -96,7 +98,7 @@ class Link:
                 break
             except Exception as error:
                 if not _may_pass(error) or asyncio.get_running_loop().time() > until:
-                    raise refusal(url, error, keys) from error
+                    raise refusal(url, error, keys, link.last_error) from error
             await asyncio.sleep(wait * random.uniform(0.5, 1))
             wait = min(2 * wait, 1.0)
         nc.options["allow_reconnect"] = True
@@ -287,9 +289,9 @@ def sentence(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def refusal(url: str, error: Exception, keys: Path | None) -> BrokerError:
+def refusal(url: str, error: Exception, keys: Path | None, last: str = "") -> BrokerError:
     """Why a connection was refused, and what to do."""
-    said = sentence(error)
+    said = last if isinstance(error, TimeoutError) and last else sentence(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         expired = "expired" in said
         why = "has expired; make a new one with qafel keys" if expired else "is not of the CA in ca.pem"
