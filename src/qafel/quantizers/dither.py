@@ -179,12 +179,12 @@ class Dither(Quantizer):
             return np.float32(0), 0, WHOLE, 0
         if not (size and HEAD < len(data) <= self.max_bytes(size)):
             raise FrameError(f"{self.spec} cannot have {len(data)} bytes for {size} coordinates")
-        step, exponent = scaled.read_head(data, self.spec)
-        part, seed = (int(word) for word in np.frombuffer(data[scaled.HEAD : HEAD], np.uint32))
+        step, exponent = scaled.read_head(data, self.name)
+        part = int.from_bytes(data[scaled.HEAD : scaled.HEAD + 4], "little")
         if not WHOLE <= part <= 1 << 30 or (step == 0 and part != WHOLE):
             raise FrameError(f"{self.spec}: an impossible λ")
         check_integers(memoryview(data)[HEAD:], size, min(self._most(size), (1 << 30) // part - 1))
-        return step, exponent, part, seed
+        return step, exponent, part, int.from_bytes(data[scaled.HEAD + 4 : HEAD], "little")
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Integers, and the dither drawn again."""
@@ -204,7 +204,7 @@ class Dither(Quantizer):
         slope = np.float32(step / np.float32(part))
         raw = np.frombuffer(body, np.uint8)
         most = int.from_bytes(body[1:3], "little") if body[0] == FIXED else 0
-        if 4 <= most <= 7 and weight == 1 and not exponent and step:
+        if 4 <= most <= 7 and (most + 1) * part < 1 << 15 and weight == 1 and not exponent and step:
             from qafel.quantizers.kernels import invalid_codes
 
             if invalid_codes(raw[3:], 4, 2 * most, size):

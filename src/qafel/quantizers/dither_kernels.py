@@ -16,7 +16,9 @@ F64 = np.float64
 I16 = np.int16
 I32 = np.int32
 U8 = np.uint8
+U16 = np.uint16
 U32 = np.uint32
+U64 = np.uint64
 UINT = np.uintp
 BLOCK, HALF = 8 * GROUP, GROUP // 2
 UNIT = F32(65536.0)
@@ -118,36 +120,53 @@ def expected_counts(x, step, counts):
 
 
 @njit(nogil=True, cache=True)
-def dither_codes(x, step, shared, start, stop, q):
-    """q ← ⌊x/step + r⌋, r being 16 random bits: the coordinate's own 8, which the decoder draws again, then
-    those of the coordinate a group further on.
+def rounding_table(shared):
+    """What is added before rounding down, in the first block: 16 bits, the coordinate's own 8, which the
+    decoder draws again, then those of the coordinate a group further on. Four to a word.
     """
-    known, mask, table = np.empty(BLOCK + GROUP, U8), np.empty(1, U32), dither_table(shared)
-    words, further = known.view(U32), known[GROUP:]
-    rate = F32(UNIT / step)
+    known, table = dither_table(shared).view(U8), np.empty(BLOCK, U16)
+    for j in range(BLOCK):
+        table[j] = U16(U16(U16(known[j]) << U16(8)) | U16(known[j + GROUP]))
+    return table.view(U64)
+
+
+@njit(nogil=True, cache=True)
+def rounding_of(block, table, shared, mask, words):
+    """The same of any block, into ``words``."""
+    fill(mask, U32(MASKS + U32(block // BLOCK)), shared[0], shared[1])
+    own = U64(0)
+    for k in range(4):
+        own |= ((U64(mask[0]) >> U64(8 * k)) & U64(255)) * U64(257) << U64(16 * k)
+    for k in range(words.size):
+        words[k] = table[k] ^ own
+
+
+@njit(nogil=True, cache=True)
+def dither_codes(x, step, shared, start, stop, q):
+    """q ← ⌊x/step + r⌋, r being 16 random bits."""
+    r, mask, table = np.empty(BLOCK, U16), np.empty(1, U32), rounding_table(shared)
+    words, rate = r.view(U64), F32(UNIT / step)
     for block in range(start, stop, BLOCK):
-        dither_of(block, table, shared, mask, words)
+        rounding_of(block, table, shared, mask, words)
         end = min(block + BLOCK, stop)
         of, to = x[block:end], q[block:end]
         for j in range(end - block):
-            r = I32(I32(I32(known[j]) << I32(8)) | I32(further[j]))
-            to[j] = I16(I32(I32(F32(of[j] * rate)) + r) >> I32(16))
+            to[j] = I16(I32(I32(F32(of[j] * rate)) + I32(r[j])) >> I32(16))
     return 0
 
 
 @njit(nogil=True, cache=True)
 def dither_pack(x, step, shared, most, width, start, stop, out):
     """``dither_codes`` of numbers up to ``most``, plane-packed in at most 8 bits on the way."""
-    known, codes = np.empty(BLOCK + GROUP, U8), np.zeros(BLOCK, U8)
-    words, mask, table = known.view(U32), np.empty(1, U32), dither_table(shared)
-    further, rate, offset = known[GROUP:], F32(UNIT / step), I32(most << 16)
+    r, codes = np.empty(BLOCK, U16), np.zeros(BLOCK, U8)
+    words, mask, table = r.view(U64), np.empty(1, U32), rounding_table(shared)
+    rate, offset = F32(UNIT / step), I32(most << 16)
     for block in range(start, stop, BLOCK):
         end = min(block + BLOCK, stop)
-        dither_of(block, table, shared, mask, words)
+        rounding_of(block, table, shared, mask, words)
         of = x[block:end]
         for j in range(end - block):
-            r = I32(I32(I32(I32(known[j]) << I32(8)) | I32(further[j])) + offset)
-            codes[j] = U8(I32(I32(F32(of[j] * rate)) + r) >> I32(16))
+            codes[j] = U8(I32(I32(I32(F32(of[j] * rate)) + offset) + I32(r[j])) >> I32(16))
         pack(codes, 0, end - block, width, out, block // 8 * width)
     return 0
 
@@ -170,17 +189,31 @@ def dither_add(q, part, slope, shared, weight, acc):
 
 @njit(nogil=True, cache=True)
 def dither_unpack(data, most, part, slope, shared, start, stop, acc):
-    """``dither_add`` of weight 1 straight from plane-packed 4-bit codes, checked before."""
-    known, codes = np.empty(BLOCK, U8), np.empty(BLOCK, U8)
+    """``dither_add`` of weight 1 straight from plane-packed 4-bit codes, checked before, whose products with
+    ``part`` fit into 16 bits: twice as many at a time.
+    """
+    known, codes, whole = np.empty(BLOCK, U8), np.empty(GROUP, U8), np.empty(BLOCK, I16)
     words, mask, table = known.view(U32), np.empty(1, U32), dither_table(shared)
-    middle, part, least = F32(slope * MIDDLE), I32(part), I32(most * part)
+    middle, part, least = F32(slope * MIDDLE), I16(part), I16(most * part)
     for block in range(start, stop, BLOCK):
         dither_of(block, table, shared, mask, words)
         to = acc[block : min(block + BLOCK, stop)]
-        unpack(data, block // 2, to.size, 4, codes, 0)
+        for group in range(0, to.size, GROUP):
+            middle_of, end = group + HALF, group + GROUP
+            if end <= to.size:
+                packed = data[(block + group) // 2 : (block + end) // 2]
+                low, own = whole[group:middle_of], known[group:middle_of]
+                for j in range(HALF):
+                    low[j] = I16(I16(I16(I16(packed[j] & U8(15)) * part) - least) - I16(own[j]))
+                high, other = whole[middle_of:end], known[middle_of:end]
+                for j in range(HALF):
+                    high[j] = I16(I16(I16(I16(packed[j] >> U8(4)) * part) - least) - I16(other[j]))
+            else:
+                unpack(data, (block + group) // 2, to.size - group, 4, codes, 0)
+                for j in range(to.size - group):
+                    whole[group + j] = I16(I16(codes[j]) * part - least - I16(known[group + j]))
         for j in range(to.size):
-            whole = I32(I32(I32(I32(codes[j]) * part) - least) - I32(known[j]))
-            to[j] = F32(to[j] + F32(F32(F32(whole) * slope) + middle))
+            to[j] = F32(to[j] + F32(F32(F32(whole[j]) * slope) + middle))
     return 0
 
 
