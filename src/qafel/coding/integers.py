@@ -13,6 +13,7 @@ Both ends know how many numbers there are, and how large one may be.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -178,8 +179,7 @@ def _rans_stream(q: Integers) -> bytes:
     frequencies = _frequencies(counts)
     table = np.empty(3 * len(counts), np.uint8)
     table = table[: rans_kernels.write_table(frequencies, table)]
-    where = np.empty(len(symbols) + 1, np.int32)
-    where = where[: rans_kernels.edges(symbols, most, digits, where)]
+    where = _edges(symbols, counts, digits, most)
     beyond = np.empty(digits * len(where) + 1, np.int32)
     beyond = beyond[: rans_kernels.beyond(q, most, digits, len(symbols), where, beyond)]
     total = int(beyond.sum(dtype=np.int64))
@@ -216,15 +216,35 @@ def _read_rans_stream(body: Bytes, q: Integers, limit: int) -> None:
     symbols = np.empty(-(-size // digits), np.uint16)
     if rans_kernels.decode(padded, frequencies, symbols):
         raise bad
-    where = np.empty(len(symbols) + 1, np.int32)
-    where = where[: rans_kernels.edges(symbols, most, digits, where)]
+    where = _edges(symbols, frequencies, digits, most)
     tail = body[at : at + beyond]
     if rans_kernels.numbers(symbols, most, digits, q) or rans_kernels.read_rice(
-        tail, most, MOST, rice, digits, len(symbols), where, q
+        tail, most, max(most, limit), rice, digits, len(symbols), where, q
     ):
         raise bad
-    if rans_kernels.largest(q) > limit:
+    if most > limit and rans_kernels.largest(q) > limit:
         raise bad
+
+
+def _edges(
+    symbols: npt.NDArray[np.uint16], counts: npt.NDArray[Any], digits: int, most: int
+) -> npt.NDArray[np.int32]:
+    """The places of the symbols that have a digit at the edge."""
+    from qafel.coding import rans_kernels
+
+    has = _at_the_edge(most, digits)
+    if not counts[has.view(np.bool_)].any():
+        return np.empty(0, np.int32)
+    where = np.empty(len(symbols) + 1, np.int32)
+    return where[: rans_kernels.edges(symbols, has, where)]
+
+
+@lru_cache(maxsize=8)
+def _at_the_edge(most: int, digits: int) -> Bytes:
+    from qafel.coding import rans_kernels
+
+    has: Bytes = rans_kernels.at_the_edge(most, digits)
+    return has
 
 
 def _grouping(q: Integers) -> tuple[int, int]:

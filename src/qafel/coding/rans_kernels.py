@@ -56,35 +56,38 @@ def symbols(q, most, digits, out, counts):
 @njit(nogil=True, cache=True)
 def _coding_table(frequencies):
     """(first state that must shrink, reciprocal, shift, 2¹² − frequency, bias) of every symbol."""
-    table = np.zeros((frequencies.size, 5), U64)
+    size = frequencies.size
+    limit, reciprocal, shift = np.zeros(size, U64), np.zeros(size, U64), np.zeros(size, U64)
+    rest, bias = np.zeros(size, U64), np.zeros(size, U64)
     start = 0
-    for symbol in range(frequencies.size):
+    for symbol in range(size):
         frequency = np.int64(frequencies[symbol])
-        table[symbol, 0] = U64(frequency) << U64(32 - SCALE)
-        table[symbol, 3] = U64((1 << SCALE) - frequency)
+        limit[symbol] = U64(frequency) << U64(32 - SCALE)
+        rest[symbol] = U64((1 << SCALE) - frequency)
         if frequency <= 1:
-            table[symbol, 1] = U64(0xFFFFFFFF)
-            table[symbol, 2] = U64(32)
-            table[symbol, 4] = U64(start + (1 << SCALE) - 1)
+            reciprocal[symbol] = U64(0xFFFFFFFF)
+            shift[symbol] = U64(32)
+            bias[symbol] = U64(start + (1 << SCALE) - 1)
         else:
-            shift = 0
-            while frequency > (1 << shift):
-                shift += 1
-            table[symbol, 1] = U64(((1 << (shift + 31)) + frequency - 1) // frequency)
-            table[symbol, 2] = U64(32 + shift - 1)
-            table[symbol, 4] = U64(start)
+            bits = 0
+            while frequency > (1 << bits):
+                bits += 1
+            reciprocal[symbol] = U64(((1 << (bits + 31)) + frequency - 1) // frequency)
+            shift[symbol] = U64(32 + bits - 1)
+            bias[symbol] = U64(start)
         start += frequency
-    return table
+    return limit, reciprocal, shift, rest, bias
 
 
 @njit(nogil=True, cache=True, inline="always")
 def _push(state, table, symbol, words, at):
+    limit, reciprocal, shift, rest, bias = table
     words[at] = U16(state & U64(0xFFFF))
-    full = U64(state >= table[symbol, 0])  # arithmetic, not a branch: nobody could predict it
-    at -= np.int64(full)
+    full = U64(state >= limit[symbol])  # arithmetic, not a branch: nobody could predict it
+    at -= UINT(full)
     state >>= full << U64(4)
-    quotient = (state * table[symbol, 1]) >> table[symbol, 2]
-    return state + table[symbol, 4] + quotient * table[symbol, 3], at
+    quotient = (state * reciprocal[symbol]) >> shift[symbol]
+    return state + bias[symbol] + quotient * rest[symbol], at
 
 
 @njit(nogil=True, cache=True)
@@ -92,31 +95,32 @@ def encode(data, frequencies, words):
     """Code symbols, the last one first, into the end of ``words``; where that starts, or −1: no room."""
     table = _coding_table(frequencies)
     states = np.full(STATES, LOWEST, U64)
-    at = words.size - 1
-    s = data.size
-    while s % STATES:
-        s -= 1
-        states[s % STATES], at = _push(states[s % STATES], table, UINT(data[s]), words, at)
+    at, last = UINT(words.size - 1), UINT(4 * STATES)
+    s = UINT(data.size)
+    while s % UINT(STATES):
+        s -= UINT(1)
+        k = s % UINT(STATES)
+        states[k], at = _push(states[k], table, UINT(data[s]), words, at)
     a, b, c, d = states[0], states[1], states[2], states[3]
     e, f, g, h = states[4], states[5], states[6], states[7]
     while s:
-        if at < 4 * STATES:
+        if at < last:
             return -1
-        s -= STATES
-        h, at = _push(h, table, UINT(data[s + 7]), words, at)
-        g, at = _push(g, table, UINT(data[s + 6]), words, at)
-        f, at = _push(f, table, UINT(data[s + 5]), words, at)
-        e, at = _push(e, table, UINT(data[s + 4]), words, at)
-        d, at = _push(d, table, UINT(data[s + 3]), words, at)
-        c, at = _push(c, table, UINT(data[s + 2]), words, at)
-        b, at = _push(b, table, UINT(data[s + 1]), words, at)
-        a, at = _push(a, table, UINT(data[s + 0]), words, at)
-    if at < 4 * STATES:
+        s -= UINT(STATES)
+        h, at = _push(h, table, UINT(data[s + UINT(7)]), words, at)
+        g, at = _push(g, table, UINT(data[s + UINT(6)]), words, at)
+        f, at = _push(f, table, UINT(data[s + UINT(5)]), words, at)
+        e, at = _push(e, table, UINT(data[s + UINT(4)]), words, at)
+        d, at = _push(d, table, UINT(data[s + UINT(3)]), words, at)
+        c, at = _push(c, table, UINT(data[s + UINT(2)]), words, at)
+        b, at = _push(b, table, UINT(data[s + UINT(1)]), words, at)
+        a, at = _push(a, table, UINT(data[s]), words, at)
+    if at < last:
         return -1
     for state in (h, g, f, e, d, c, b, a):
-        words[at], words[at - 1] = U16(state >> U64(16)), U16(state & U64(0xFFFF))
-        at -= 2
-    return at + 1
+        words[at], words[at - UINT(1)] = U16(state >> U64(16)), U16(state & U64(0xFFFF))
+        at -= UINT(2)
+    return np.int64(at) + 1
 
 
 @njit(nogil=True, cache=True)
@@ -212,20 +216,26 @@ def numbers(data, most, digits, q):
 
 
 @njit(nogil=True, cache=True)
-def edges(data, most, digits, where):
-    """The symbols that have a digit at the edge: their places into ``where``; how many."""
+def at_the_edge(most, digits):
+    """Which symbols have a digit at the edge."""
     base = 2 * most + 1
-    has = np.zeros(base**digits, np.int64)
+    has = np.zeros(base**digits, U8)
     for symbol in range(base**digits):
         rest = symbol
         for _ in range(digits):
             has[symbol] |= rest % base == 0 or rest % base == base - 1
             rest //= base
-    count = 0
-    for s in range(data.size):
-        where[count] = s
-        count += has[data[s]]
-    return count
+    return has
+
+
+@njit(nogil=True, cache=True)
+def edges(data, has, where):
+    """The places of symbols that have a digit at the edge, into ``where``; how many."""
+    count = UINT(0)
+    for s in range(UINT(data.size)):
+        where[count] = np.int32(s)
+        count += UINT(has[data[s]])
+    return np.int64(count)
 
 
 @njit(nogil=True, cache=True)
