@@ -9,7 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from queue import SimpleQueue
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ Number = TypeVar("Number", int, float)
 CHUNK = 1 << 21
 """A range shorter than this is not worth another thread."""
 
-_pool: ThreadPoolExecutor | None = None
+_helpers: list["_Helper"] = []
 _threads: int | None = None
 _kept = threading.local()
 
@@ -46,10 +46,10 @@ def _cores() -> int:
 
 def set_threads(count: int) -> None:
     """Let ``count`` threads share the coding of one vector from now on."""
-    global _threads, _pool
+    global _threads
     if count < 1:
         raise ConfigError(f"threads must be at least 1, not {count}")
-    _threads, _pool = count, None  # who is using the old pool keeps it alive until done
+    _threads = count
 
 
 def over_ranges(kernel: Callable[[int, int], Number], size: int, unit: int) -> Number:
@@ -65,31 +65,50 @@ def over_ranges(kernel: Callable[[int, int], Number], size: int, unit: int) -> N
 
 def over_parts(part: Callable[[int], T], size: int, length: int) -> list[T]:
     """``part(start)`` for every ``length`` of ``size``, by this thread and its helpers, in order."""
-    global _pool
     starts = range(0, size, length)
     if len(starts) < 2 or threads() == 1:
         return [part(start) for start in starts]
-    pool = _pool or ThreadPoolExecutor(threads() - 1, thread_name_prefix="qafel")
-    _pool = pool
-    todo, done = deque(enumerate(starts)), dict[int, T]()
+    todo, found, ended = deque(enumerate(starts)), dict[int, T](), SimpleQueue[BaseException | None]()
 
     def work() -> None:
-        while todo:
-            try:
-                k, start = todo.popleft()
-            except IndexError:  # another thread was faster
-                return
-            done[k] = part(start)
+        error = None
+        try:
+            while todo:
+                try:
+                    k, start = todo.popleft()
+                except IndexError:  # another thread was faster
+                    break
+                found[k] = part(start)
+        except BaseException as wrong:
+            todo.clear()
+            error = wrong
+        ended.put(error)
 
-    helpers = [pool.submit(work) for _ in range(min(threads(), len(starts)) - 1)]
-    try:
-        work()
-    finally:
-        todo.clear()
-        wait(helpers)
-    for helper in helpers:
-        helper.result()
-    return [done[k] for k in range(len(starts))]
+    helpers = min(threads(), len(starts)) - 1
+    while len(_helpers) < helpers:
+        _helpers.append(_Helper())
+    for helper in _helpers[:helpers]:
+        helper.todo.put(work)
+    work()
+    errors = [ended.get() for _ in range(helpers + 1)]
+    for error in errors:
+        if error is not None:
+            raise error
+    return [found[k] for k in range(len(starts))]
+
+
+class _Helper(threading.Thread):
+    """A thread that does what it is handed: a hand-over costs a fraction of an executor's."""
+
+    def __init__(self) -> None:
+        super().__init__(name="qafel", daemon=True)
+        self.todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        """Until the process ends."""
+        while True:
+            self.todo.get()()
 
 
 def scratch(length: int) -> npt.NDArray[np.uint8]:
@@ -100,10 +119,5 @@ def scratch(length: int) -> npt.NDArray[np.uint8]:
     return kept[:length]
 
 
-def _forget_pool() -> None:
-    global _pool
-    _pool = None
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)
+    os.register_at_fork(after_in_child=_helpers.clear)
