@@ -211,8 +211,9 @@ def _read_rans_stream(body: Bytes, q: Integers, limit: int) -> None:
     words = len(body) - at - beyond
     if words < 4 * rans_kernels.STATES or words % 2:
         raise bad
-    padded = np.zeros(words // 2 + rans_kernels.STATES, np.uint16)
-    padded[: words // 2] = np.frombuffer(body[at + beyond :].tobytes(), np.uint16)
+    padded = np.empty(words // 2 + rans_kernels.STATES, np.uint16)
+    padded.view(np.uint8)[:words] = body[at + beyond :]
+    padded[words // 2 :] = 0
     symbols = np.empty(-(-size // digits), np.uint16)
     if rans_kernels.decode(padded, frequencies, symbols):
         raise bad

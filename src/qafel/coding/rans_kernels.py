@@ -125,25 +125,25 @@ def encode(data, frequencies, words):
 
 @njit(nogil=True, cache=True)
 def _decoding_table(frequencies):
-    """(frequency·2¹⁶ + place within it, symbol) of every value of a state's low bits."""
-    table, names = np.zeros(1 << SCALE, U32), np.zeros(1 << SCALE, U16)
+    """symbol·2³² + frequency·2¹⁶ + place within it, of every value of a state's low bits."""
+    table = np.zeros(1 << SCALE, U64)
     slot = 0
     for symbol in range(frequencies.size):
         frequency = np.int64(frequencies[symbol])
         for k in range(frequency):
-            table[slot], names[slot] = U32(frequency << 16 | k), U16(symbol)
+            table[slot] = U64(symbol << 32 | frequency << 16 | k)
             slot += 1
-    return table, names
+    return table
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _pop(state, table, names, words, at):
-    slot = UINT(state & U64((1 << SCALE) - 1))
-    entry = U64(table[slot])
-    state = (entry >> U64(16)) * (state >> U64(SCALE)) + (entry & U64(0xFFFF))
+def _pop(state, table, words, at):
+    entry = table[UINT(state & U64((1 << SCALE) - 1))]
+    frequency = (entry >> U64(16)) & U64(0xFFFF)
+    state = frequency * (state >> U64(SCALE)) + (entry & U64(0xFFFF))
     low = U64(state < LOWEST)
     state = (state << (low << U64(4))) | (U64(words[at]) & (U64(0) - low))
-    return names[slot], state, at + UINT(low)
+    return U16(entry >> U64(32)), state, at + UINT(low)
 
 
 @njit(nogil=True, cache=True)
@@ -151,7 +151,7 @@ def decode(words, frequencies, out):
     """The inverse of ``encode``; 1 if ``words`` is not what it writes. It has ``STATES`` to spare at the
     end.
     """
-    table, names = _decoding_table(frequencies)
+    table = _decoding_table(frequencies)
     end = UINT(words.size - STATES)
     states = np.empty(STATES, U64)
     for k in range(STATES):
@@ -165,20 +165,20 @@ def decode(words, frequencies, out):
     for s in range(UINT(0), whole, UINT(STATES)):
         if at > end:
             return 1
-        out[s + UINT(0)], a, at = _pop(a, table, names, words, at)
-        out[s + UINT(1)], b, at = _pop(b, table, names, words, at)
-        out[s + UINT(2)], c, at = _pop(c, table, names, words, at)
-        out[s + UINT(3)], d, at = _pop(d, table, names, words, at)
-        out[s + UINT(4)], e, at = _pop(e, table, names, words, at)
-        out[s + UINT(5)], f, at = _pop(f, table, names, words, at)
-        out[s + UINT(6)], g, at = _pop(g, table, names, words, at)
-        out[s + UINT(7)], h, at = _pop(h, table, names, words, at)
+        out[s + UINT(0)], a, at = _pop(a, table, words, at)
+        out[s + UINT(1)], b, at = _pop(b, table, words, at)
+        out[s + UINT(2)], c, at = _pop(c, table, words, at)
+        out[s + UINT(3)], d, at = _pop(d, table, words, at)
+        out[s + UINT(4)], e, at = _pop(e, table, words, at)
+        out[s + UINT(5)], f, at = _pop(f, table, words, at)
+        out[s + UINT(6)], g, at = _pop(g, table, words, at)
+        out[s + UINT(7)], h, at = _pop(h, table, words, at)
     if at > end:
         return 1
     states[0], states[1], states[2], states[3] = a, b, c, d
     states[4], states[5], states[6], states[7] = e, f, g, h
     for k in range(UINT(out.size) - whole):
-        out[whole + k], states[k], at = _pop(states[k], table, names, words, at)
+        out[whole + k], states[k], at = _pop(states[k], table, words, at)
     if at != end:
         return 1
     for k in range(STATES):
