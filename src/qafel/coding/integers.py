@@ -13,7 +13,6 @@ Both ends know how many numbers there are, and how large one may be.
 """
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -175,11 +174,12 @@ def _rans_stream(q: Integers) -> bytes:
         np.empty(-(-q.size // digits), np.uint16),
         np.empty((2 * most + 1) ** digits, np.uint32),
     )
-    rans_kernels.symbols(q, most, digits, symbols, counts)
+    where = np.empty(len(symbols) + 1, np.int32)
+    edges = rans_kernels.symbols(q, most, digits, _at_the_edge(most, digits), symbols, counts, where)
+    where = where[:edges]
     frequencies = _frequencies(counts)
     table = np.empty(3 * len(counts), np.uint8)
     table = table[: rans_kernels.write_table(frequencies, table)]
-    where = _edges(symbols, counts, digits, most)
     beyond = np.empty(digits * len(where) + 1, np.int32)
     beyond = beyond[: rans_kernels.beyond(q, most, digits, len(symbols), where, beyond)]
     total = int(beyond.sum(dtype=np.int64))
@@ -215,9 +215,11 @@ def _read_rans_stream(body: Bytes, q: Integers, limit: int) -> None:
     padded.view(np.uint8)[:words] = body[at + beyond :]
     padded[words // 2 :] = 0
     symbols = np.empty(-(-size // digits), np.uint16)
-    if rans_kernels.decode(padded, frequencies, symbols):
+    where = np.empty(len(symbols) + 1, np.int32)
+    edges = rans_kernels.decode(padded, frequencies, _at_the_edge(most, digits), symbols, where)
+    if edges < 0:
         raise bad
-    where = _edges(symbols, frequencies, digits, most)
+    where = where[:edges]
     tail = body[at : at + beyond]
     if rans_kernels.numbers(symbols, most, digits, q) or rans_kernels.read_rice(
         tail, most, max(most, limit), rice, digits, len(symbols), where, q
@@ -225,19 +227,6 @@ def _read_rans_stream(body: Bytes, q: Integers, limit: int) -> None:
         raise bad
     if most > limit and rans_kernels.largest(q) > limit:
         raise bad
-
-
-def _edges(
-    symbols: npt.NDArray[np.uint16], counts: npt.NDArray[Any], digits: int, most: int
-) -> npt.NDArray[np.int32]:
-    """The places of the symbols that have a digit at the edge."""
-    from qafel.coding import rans_kernels
-
-    has = _at_the_edge(most, digits)
-    if not counts[has.view(np.bool_)].any():
-        return np.empty(0, np.int32)
-    where = np.empty(len(symbols) + 1, np.int32)
-    return where[: rans_kernels.edges(symbols, has, where)]
 
 
 @lru_cache(maxsize=8)

@@ -24,9 +24,18 @@ BLOCK = 8192
 """Symbols that stay in the cache between their digits."""
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _note(place, edge, where, count):
+    """Write a place down; it stays if it has an edge."""
+    where[count] = np.int32(place)
+    return count + UINT(edge)
+
+
 @njit(nogil=True, cache=True)
-def symbols(q, most, digits, out, counts):
-    """Numbers to symbols, counted: digit k of symbol s is number s + k·out.size, or 0 where there is none."""
+def symbols(q, most, digits, has, out, counts, where):
+    """Numbers to symbols, counted: digit k of symbol s is number s + k·out.size, or 0 where there is none.
+    The places of those that have a digit at the edge go into ``where``; how many there are.
+    """
     base, size = U16(2 * most + 1), UINT(out.size)
     for start in range(UINT(0), size, UINT(BLOCK)):
         stop = min(start + UINT(BLOCK), size)
@@ -41,16 +50,23 @@ def symbols(q, most, digits, out, counts):
             for s in range(max(start, end), stop):
                 out[s] = U16(U16(out[s] * base) + U16(most))
     tallies = np.zeros((4, counts.size), U32)
-    whole = size & ~UINT(3)
+    whole, count = size & ~UINT(3), UINT(0)
     for s in range(UINT(0), whole, UINT(4)):
-        tallies[0, out[s]] += U32(1)
-        tallies[1, out[s + UINT(1)]] += U32(1)
-        tallies[2, out[s + UINT(2)]] += U32(1)
-        tallies[3, out[s + UINT(3)]] += U32(1)
+        a, b, c, d = out[s], out[s + UINT(1)], out[s + UINT(2)], out[s + UINT(3)]
+        tallies[0, a] += U32(1)
+        tallies[1, b] += U32(1)
+        tallies[2, c] += U32(1)
+        tallies[3, d] += U32(1)
+        count = _note(s, has[a], where, count)
+        count = _note(s + UINT(1), has[b], where, count)
+        count = _note(s + UINT(2), has[c], where, count)
+        count = _note(s + UINT(3), has[d], where, count)
     for s in range(whole, size):
         tallies[0, out[s]] += U32(1)
+        count = _note(s, has[out[s]], where, count)
     for symbol in range(counts.size):
         counts[symbol] = tallies[0, symbol] + tallies[1, symbol] + tallies[2, symbol] + tallies[3, symbol]
+    return np.int64(count)
 
 
 @njit(nogil=True, cache=True)
@@ -124,14 +140,14 @@ def encode(data, frequencies, words):
 
 
 @njit(nogil=True, cache=True)
-def _decoding_table(frequencies):
-    """symbol·2³² + frequency·2¹⁶ + place within it, of every value of a state's low bits."""
+def _decoding_table(frequencies, has):
+    """edge·2⁴⁸ + symbol·2³² + frequency·2¹⁶ + place within it, of every value of a state's low bits."""
     table = np.zeros(1 << SCALE, U64)
     slot = 0
     for symbol in range(frequencies.size):
         frequency = np.int64(frequencies[symbol])
         for k in range(frequency):
-            table[slot] = U64(symbol << 32 | frequency << 16 | k)
+            table[slot] = U64(np.int64(has[symbol]) << 48 | symbol << 32 | frequency << 16 | k)
             slot += 1
     return table
 
@@ -143,48 +159,66 @@ def _pop(state, table, words, at):
     state = frequency * (state >> U64(SCALE)) + (entry & U64(0xFFFF))
     low = U64(state < LOWEST)
     state = (state << (low << U64(4))) | (U64(words[at]) & (U64(0) - low))
-    return U16(entry >> U64(32)), state, at + UINT(low)
+    return entry >> U64(32), state, at + UINT(low)
 
 
 @njit(nogil=True, cache=True)
-def decode(words, frequencies, out):
-    """The inverse of ``encode``; 1 if ``words`` is not what it writes. It has ``STATES`` to spare at the
-    end.
+def decode(words, frequencies, has, out, where):
+    """The inverse of ``encode``, and the places of symbols with a digit at the edge; how many, or −1 if
+    ``words`` is not what ``encode`` writes. It has ``STATES`` to spare at the end.
     """
-    table = _decoding_table(frequencies)
+    table, count = _decoding_table(frequencies, has), UINT(0)
     end = UINT(words.size - STATES)
     states = np.empty(STATES, U64)
     for k in range(STATES):
         states[k] = U64(words[2 * k]) | U64(words[2 * k + 1]) << U64(16)
         if states[k] < LOWEST:
-            return 1
+            return -1
     a, b, c, d = states[0], states[1], states[2], states[3]
     e, f, g, h = states[4], states[5], states[6], states[7]
     at = UINT(2 * STATES)
     whole = UINT(out.size // STATES * STATES)
     for s in range(UINT(0), whole, UINT(STATES)):
         if at > end:
-            return 1
-        out[s + UINT(0)], a, at = _pop(a, table, words, at)
-        out[s + UINT(1)], b, at = _pop(b, table, words, at)
-        out[s + UINT(2)], c, at = _pop(c, table, words, at)
-        out[s + UINT(3)], d, at = _pop(d, table, words, at)
-        out[s + UINT(4)], e, at = _pop(e, table, words, at)
-        out[s + UINT(5)], f, at = _pop(f, table, words, at)
-        out[s + UINT(6)], g, at = _pop(g, table, words, at)
-        out[s + UINT(7)], h, at = _pop(h, table, words, at)
+            return -1
+        found, a, at = _pop(a, table, words, at)
+        out[s + UINT(0)] = U16(found)
+        count = _note(s + UINT(0), found >> U64(16), where, count)
+        found, b, at = _pop(b, table, words, at)
+        out[s + UINT(1)] = U16(found)
+        count = _note(s + UINT(1), found >> U64(16), where, count)
+        found, c, at = _pop(c, table, words, at)
+        out[s + UINT(2)] = U16(found)
+        count = _note(s + UINT(2), found >> U64(16), where, count)
+        found, d, at = _pop(d, table, words, at)
+        out[s + UINT(3)] = U16(found)
+        count = _note(s + UINT(3), found >> U64(16), where, count)
+        found, e, at = _pop(e, table, words, at)
+        out[s + UINT(4)] = U16(found)
+        count = _note(s + UINT(4), found >> U64(16), where, count)
+        found, f, at = _pop(f, table, words, at)
+        out[s + UINT(5)] = U16(found)
+        count = _note(s + UINT(5), found >> U64(16), where, count)
+        found, g, at = _pop(g, table, words, at)
+        out[s + UINT(6)] = U16(found)
+        count = _note(s + UINT(6), found >> U64(16), where, count)
+        found, h, at = _pop(h, table, words, at)
+        out[s + UINT(7)] = U16(found)
+        count = _note(s + UINT(7), found >> U64(16), where, count)
     if at > end:
-        return 1
+        return -1
     states[0], states[1], states[2], states[3] = a, b, c, d
     states[4], states[5], states[6], states[7] = e, f, g, h
     for k in range(UINT(out.size) - whole):
-        out[whole + k], states[k], at = _pop(states[k], table, words, at)
+        found, states[k], at = _pop(states[k], table, words, at)
+        out[whole + k] = U16(found)
+        count = _note(whole + k, found >> U64(16), where, count)
     if at != end:
-        return 1
+        return -1
     for k in range(STATES):
         if states[k] != LOWEST:
-            return 1
-    return 0
+            return -1
+    return np.int64(count)
 
 
 @njit(nogil=True, cache=True)
@@ -226,16 +260,6 @@ def at_the_edge(most, digits):
             has[symbol] |= rest % base == 0 or rest % base == base - 1
             rest //= base
     return has
-
-
-@njit(nogil=True, cache=True)
-def edges(data, has, where):
-    """The places of symbols that have a digit at the edge, into ``where``; how many."""
-    count = UINT(0)
-    for s in range(UINT(data.size)):
-        where[count] = np.int32(s)
-        count += UINT(has[data[s]])
-    return np.int64(count)
 
 
 @njit(nogil=True, cache=True)
