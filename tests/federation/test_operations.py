@@ -26,6 +26,7 @@ from qafel.federation.plan import read
 def test_nothing_is_lost_when_processes_die_and_networks_fail(scenario: str) -> None:
     """20 kills in ``ordered`` and ``clients`` together; ``make chaos`` has 200."""
     command = [sys.executable, "-m", "qafel.experiments.chaos", "--only", scenario, "--kills", "20"]
+    command += ["--seconds", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout, done.stderr[-2000:]
     found = json.loads(done.stdout)

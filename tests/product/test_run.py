@@ -73,7 +73,7 @@ def saved(folder: Path) -> int:
 
 
 def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(tmp_path: Path) -> None:
-    settings = [*SMALL, "--set", "uploads=4000", "--set", "rate=40"]
+    settings = [*SMALL, "--set", "uploads=2000", "--set", "rate=40"]
     qafel("run", *settings, "--out", str(tmp_path / "whole"))
     folder, kills = tmp_path / "killed", 0
     chance = random.Random(7)
@@ -99,7 +99,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(tmp_path: Path) -
 
 
 def test_ctrl_c_saves_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
-    settings = [*SMALL, "--set", "uploads=3000"]
+    settings = [*SMALL, "--set", "uploads=1500"]
     qafel("run", *settings, "--out", str(tmp_path / "whole"))
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "qafel", "run", *settings, "--out", str(folder)]

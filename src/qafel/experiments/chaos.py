@@ -272,7 +272,7 @@ def network(folder: Path, seconds: float = 20.0, seed: int = 0) -> dict[str, Any
         proxy = spawn(_proxy, broker.host, broker.port, port, mode, counts)
         url = f"nats://{broker.host}:{port}"
         time.sleep(0.3)
-        chosen = plan(2000)
+        chosen = plan(1000)
         server = spawn(run_server, url, folder / "server", chosen, never)
         members = [spawn(run_client, url, folder, k) for k in range(CLIENTS)]
         until, k = time.monotonic() + seconds, 0
@@ -307,6 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Kill a federation over and over.")
     parser.add_argument("--kills", type=int, default=200, help="in the two long scenarios, in sum")
     parser.add_argument("--only", choices=["ordered", "clients", "wiped", "network", "paused"])
+    parser.add_argument("--seconds", type=float, default=20.0, help="of faults in the network")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -315,7 +316,7 @@ def main() -> None:
         "ordered": lambda folder: ordered(folder, most, options.seed),
         "clients": lambda folder: clients(folder, options.kills - most, options.seed),
         "wiped": wiped,
-        "network": network,
+        "network": lambda folder: network(folder, options.seconds, options.seed),
         "paused": paused,
     }
     results = []

@@ -274,10 +274,10 @@ class Member:
         try:
             answer = await link.request(names.ask(self.core.client), msgspec.msgpack.encode(ask))
         except BrokerError:
-            done = await link.last(names.objects, names.public("done"))
+            done = await self._done()
             if done is None:
                 raise
-            return Done(done.data.decode(errors="replace"))
+            return Done(done)
         self._reported = resyncs, downloaded
         try:
             return wire.unpack(answer.data, _reply)
@@ -318,12 +318,30 @@ class Member:
 
     async def _deliver(self, frame: bytes) -> None:
         """Until the broker has acknowledged it, under the same task id however often."""
-        await patiently(lambda: self._send(frame))
+        if not await patiently(lambda: self._sent(frame)):
+            self._journal("too late", number=self.core.next_task - 1)
+            return
         self._journal("acknowledged", bytes=len(frame), number=self.core.next_task - 1)
         self.tasks += 1
         self.bytes_up += len(frame)
         if self._folder is not None:
             (self._folder / "upload.bin").unlink(missing_ok=True)
+
+    async def _sent(self, frame: bytes) -> bool:
+        """Whether it was acknowledged; False: it is not wanted any more, the training has ended."""
+        try:
+            await self._send(frame)
+        except BrokerError:
+            if await self._done() is None:
+                raise
+            return False
+        return True
+
+    async def _done(self) -> str | None:
+        """Why the training has ended, if it has."""
+        names = self._link.names
+        done = await self._link.last(names.objects, names.public("done"))
+        return done.data.decode(errors="replace") if done else None
 
     async def _send(self, frame: bytes) -> None:
         link, client = self._link, self.core.client

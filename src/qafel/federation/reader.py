@@ -33,6 +33,8 @@ class Reader:
         self._heard = 0.0
         self._hole = False
         """Whether a message did not arrive."""
+        self._over = 0
+        """The connection that the consumer was made over."""
 
     async def next(self, wait: float) -> list[Message]:
         """What has arrived; after ``wait`` seconds perhaps nothing."""
@@ -41,6 +43,8 @@ class Reader:
         while not self._found:
             if self._hole:
                 await self._look()
+            if self._over != self._link.reconnects:  # the consumer may be gone with the old connection
+                await self.close()
             self._news.clear()
             await self._ask()
             left = min(until - clock(), HEARTBEAT)
@@ -92,7 +96,7 @@ class Reader:
         except BrokerError:
             await self.close()
             raise
-        self._consumer, self._wanted = name, 0
+        self._consumer, self._wanted, self._over = name, 0, self._link.reconnects
         self._heard = asyncio.get_running_loop().time()
 
     async def _take(self, message: Any) -> None:
