@@ -363,29 +363,33 @@ def test_uploads_that_are_gone_without_a_checkpoint_are_said_to_be_gone(
         server(chosen, broker.url, tmp_path / "server").result()
 
 
-def test_orphaned_pieces_are_collected(broker: Broker, tmp_path: Path) -> None:
+def test_orphaned_pieces_are_collected_and_what_is_needed_stays(broker: Broker, tmp_path: Path) -> None:
     from qafel.federation import objects
 
     chosen = plan(uploads=8)
     job = chosen.job(SIZE)
 
-    async def sweep() -> list[Any]:
+    async def sweep() -> list[list[bool]]:
         async with await link(broker.url, "server") as one:
             folder = RunFolder.create(tmp_path / "server", "")
             coordinator = Coordinator(chosen, job, start(), one, folder)
             await coordinator._prepare()
-            root = one.names.chunk(4, "object")
-            manifest = await objects.put(one, root, bytes(300_000))
+            names = one.names
+            roots = [names.chunk(4, "object"), names.public("object"), names.private("object")]
+            manifests = [await objects.put(one, root, bytes(300_000)) for root in roots]
+            pairs = list(zip(roots, manifests, strict=True))
             found = []
             for _ in range(2):
                 await coordinator._sweep()
-                found.append(await one.last(one.names.objects, f"{root}.{manifest.digest}.0"))
+                pieces = [await one.last(names.objects, f"{root}.{m.digest}.0") for root, m in pairs]
+                found.append([piece is not None for piece in pieces])
+            (tmp_path / "server" / "checkpoint.bin").unlink()
+            assert await coordinator._checkpoints.load(1 << 30)
             folder.close()
             return found
 
-    before, after = run(sweep())
-    assert before is not None
-    assert after is None
+    assert run(sweep()) == [[True] * 3, [False] * 3]
+    assert run(caught_up(broker.url, job, 5)).core.version == 0
 
 
 def test_a_python_client_with_a_model_of_its_own_takes_fifteen_lines(broker: Broker, tmp_path: Path) -> None:

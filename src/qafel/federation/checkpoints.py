@@ -47,6 +47,13 @@ class Checkpoints:
                     wire.unseal(MAGIC, FORMAT, sealed), msgspec.msgpack.Decoder(Pointer)
                 )
 
+    @property
+    def objects(self) -> set[str]:
+        """The digests of what is needed of ``private.object``."""
+        if self._pointer is None:
+            return set()
+        return {m.digest for m in (self._pointer.newest, self._pointer.before) if m is not None}
+
     async def load(self, limit: int) -> list[bytes]:
         """What can be continued from, the best first."""
         found: list[bytes] = []

@@ -14,11 +14,9 @@ import math
 import random
 import statistics
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, DivergenceError, FencedError, FrameError, StateError
@@ -34,6 +32,7 @@ from qafel.federation.objects import Manifest, is_manifest
 from qafel.federation.outlet import Outlet
 from qafel.federation.plan import Plan
 from qafel.federation.reader import Reader
+from qafel.federation.sweep import Sweeper
 from qafel.federation.terms import Terms
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Point
@@ -83,7 +82,7 @@ class Coordinator:
         """Long uploads that are folded; their pieces go with the log."""
         self._done: list[tuple[int, Manifest]] = []
         """Those of the checkpoint before."""
-        self._suspects: dict[str, int] = {}
+        self._sweeper = Sweeper(link)
         self._saved = self._swept = time.monotonic()
         self._obliged = 0.0
         """When a snapshot was last written because somebody asked."""
@@ -413,14 +412,8 @@ class Coordinator:
             fold.reason = fold.reason or "target"
 
     async def _sweep(self) -> None:
-        """Remove pieces of uploads that nobody has announced for a while."""
-        names = self._link.names
-        request = msgspec.json.encode({"subjects_filter": names.chunk()})
-        found = await self._link.call(f"$JS.API.STREAM.INFO.{names.objects}", request)
-        roots = Counter(subject.rsplit(".", 1)[0] for subject in found["state"].get("subjects") or {})
-        for client, manifest in (*self._used, *self._done):
-            roots.pop(f"{names.chunk(client, 'object')}.{manifest.digest}", None)
-        for root in [root for root, pieces in roots.items() if self._suspects.get(root) == pieces]:
-            await self._link.purge(names.objects, subject=f"{root}.*")
+        """Remove pieces that nobody has announced for a while."""
+        used = {manifest.digest for _, manifest in (*self._used, *self._done)}
+        for root in await self._sweeper.sweep(used | self._outlet.objects | self._checkpoints.objects):
             self._journal("orphan", subject=root)
-        self._suspects, self._swept = dict(roots), time.monotonic()
+        self._swept = time.monotonic()

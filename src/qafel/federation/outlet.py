@@ -182,7 +182,7 @@ class Outlet:
             self._snapshot = Newest(server.version, server.hidden.digest, manifest)
             await self._key.write(self._snapshot.to_bytes())
             self._since = 0
-            if self._older is not None and self._older.digest not in (manifest.digest,):
+            if self._older is not None and self._older.digest != manifest.digest:
                 await objects.remove(self._link, self._names.public("object"), self._older)
             self._older = before.manifest if before and before.manifest.digest != manifest.digest else None
         await self._trim(server)
