@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 from qafel import FrameError, Layout, VectorError, quantizer, set_threads, vectors
 from qafel.coding import work
 from qafel.coding.indices import decode_indices, encode_indices, max_index_bytes
-from qafel.coding.integers import CODINGS, Integers, decode_integers, encode_integers, max_integer_bytes
 from qafel.coding.kernels import pack, stray_bits, unpack
 from qafel.coding.planes import GROUP, packed_bytes, parts
 from qafel.coding.work import threads
@@ -324,66 +323,6 @@ def test_a_layout_without_kernels_changes_nothing() -> None:
     layout = Layout.of({"dense": (30, 10), "bias": (10,)})
     for spec in ("dither:step=2", "deadzone:step=2"):
         assert quantizer(spec, layout) == quantizer(spec)
-
-
-INTEGERS = hnp.arrays(np.int16, st.integers(0, 700), elements=st.integers(-32767, 32767))
-SMALL = hnp.arrays(np.int16, st.integers(0, 1500), elements=st.integers(-3, 3))
-
-
-@settings(max_examples=300, deadline=None)
-@given(INTEGERS | SMALL, st.sampled_from(CODINGS))
-def test_integers_survive_every_coding_and_never_take_more_than_fixed_width(
-    numbers: Integers, coding: str
-) -> None:
-    most = int(np.abs(numbers).max()) if numbers.size else 0
-    data = encode_integers(numbers, coding)
-    assert len(data) <= max_integer_bytes(numbers.size, most)
-    assert len(data) <= len(encode_integers(numbers, "fixed"))
-    assert np.array_equal(decode_integers(data, numbers.size, most), numbers)
-    if most:
-        with pytest.raises(FrameError):
-            decode_integers(data, numbers.size, most - 1)
-
-
-@pytest.mark.parametrize("coding", CODINGS)
-@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
-def test_no_truncated_or_lengthened_coding_of_integers_is_taken(coding: str, scale: float) -> None:
-    rng = np.random.default_rng(1)
-    numbers = np.rint(rng.standard_t(3, 3000) * scale).astype(np.int16)
-    data = encode_integers(numbers, coding)
-    refused = 0
-    for cut in range(1, len(data), max(1, len(data) // 50)):
-        try:
-            found = decode_integers(data[:-cut], 3000, 32767)
-        except FrameError:
-            refused += 1
-        else:
-            assert not np.array_equal(found, numbers)
-    assert refused > 40
-    with pytest.raises(FrameError):
-        decode_integers(data + b"\0", 3000, 32767)
-
-
-def test_a_long_vector_of_integers_comes_in_streams_that_threads_share() -> None:
-    numbers = np.rint(np.random.default_rng(1).standard_normal(1_200_007)).astype(np.int16)
-    before = threads()
-    try:
-        set_threads(1)
-        data = encode_integers(numbers, "rans")
-        set_threads(3)
-        assert encode_integers(numbers, "rans") == data
-        assert np.array_equal(decode_integers(data, numbers.size, 10), numbers)
-    finally:
-        set_threads(before)
-    assert 8 * len(data) / numbers.size < 2.2  # the entropy of a rounded normal number is 2.1
-
-
-def test_the_range_coder_is_near_the_entropy_and_learns_what_repeats() -> None:
-    rng = np.random.default_rng(1)
-    rare = (rng.random(30_000) < 0.03).astype(np.int16) * rng.choice([-1, 1], 30_000).astype(np.int16)
-    assert 8 * len(encode_integers(rare, "range")) < 1.03 * 30_000 * (0.1944 + 0.03)
-    wave = np.rint(4 * np.sin(np.arange(30_000) / 5)).astype(np.int16)
-    assert 8 * len(encode_integers(wave, "range")) < 2 * 30_000  # where its numbers alone have 3.1 bits
 
 
 @pytest.mark.parametrize(("spec", "kind"), [("dither", "bits"), ("deadzone", "bits")])

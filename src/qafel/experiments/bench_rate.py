@@ -103,10 +103,7 @@ def coders(rounds: int = 15, size: int = SIZE) -> Iterator[Coder]:
         for coding, step, many in (
             ("range", 2.0, 1),
             ("range", 6.0, 1),
-            ("rans", 2.0, 1),
-            ("rans", 6.0, 1),
-            ("rans", 2.0, before),
-            ("rans", 6.0, before),
+            *(("rans", step, many) for many in sorted({1, before}) for step in (0.5, 1.0, 2.0, 6.0)),
         ):
             set_threads(many)
             q = np.rint(x / step + dither).astype(np.int16)
