@@ -15,68 +15,40 @@ seed of the dither (uint32), then the integers.
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from qafel import vectors
-from qafel.coding.integers import (
-    CODINGS,
-    FIXED,
-    check_integers,
-    decode_integers,
-    encode_integers,
-    max_integer_bytes,
-)
+from qafel.coding.integers import FIXED, encode_integers
 from qafel.coding.planes import packed_bytes
 from qafel.coding.work import over_ranges, scratch
-from qafel.errors import FrameError, VectorError
-from qafel.quantizers import scaled, spatial
-from qafel.quantizers.base import Quantizer, register
-from qafel.quantizers.scaled import Goal
-from qafel.quantizers.spec import Arguments
+from qafel.errors import FrameError
+from qafel.quantizers import scaled
+from qafel.quantizers.base import register
+from qafel.quantizers.coded import Stepped
 from qafel.streams import derive, keys
-from qafel.vectors import Layout, Vector
+from qafel.vectors import Vector
 
 HEAD = scaled.HEAD + 8
 WHOLE = 256
 """256/λ where λ is 1."""
-LIMITS = {"step": ("0.001", "1000"), "bits": ("0.01", "12"), "nmse": ("0.000001", "50")}
 
 
 @register
 @dataclass(frozen=True)
-class Dither(Quantizer):
+class Dither(Stepped):
     """Subtractive dither with the λ that loses least."""
 
     name = "dither"
     example = "dither:step=6"
-
-    goal: Goal
-    coding: str = "range"
-    layout: Layout | None = field(default=None, repr=False)
-
-    @classmethod
-    def from_arguments(cls, arguments: Arguments) -> Self:
-        """``dither:step=S``, ``bits=B`` or ``nmse=E``, then ``coding=range|rans|fixed``."""
-        arguments.expect(None, (*LIMITS, "coding"))
-        goal = scaled.goal(arguments, cls.example, LIMITS)
-        return cls(goal, arguments.choice("coding", CODINGS) or "range")
-
-    @property
-    def spec(self) -> str:
-        """The goal, and the coding where it is not range."""
-        return f"dither:{self.goal}" + (f",coding={self.coding}" if self.coding != "range" else "")
+    limits: ClassVar = {"step": ("0.001", "1000"), "bits": ("0.01", "12"), "nmse": ("0.000001", "50")}
 
     @property
     def unbiased(self) -> bool:
         """Whatever λ is."""
         return True
-
-    def bind(self, layout: Layout) -> "Dither":
-        """With the kernels of that layout as frequencies, where it has any."""
-        return replace(self, layout=layout if spatial.places(layout) else None)
 
     def omega(self, size: int) -> float:
         """With step s: s²/12, and s − 3 from 6 on; of long vectors λ is a guess, and it is s²·max(v, 1/12)
@@ -93,49 +65,41 @@ class Dither(Quantizer):
             bound = s * s / 12 if s <= 6 else s - 3
         return 1.01 * max(bound, size * scaled.FINEST**2 / 4)
 
-    def max_bytes(self, size: int) -> int:
-        """No coding is longer than fixed width."""
-        return HEAD + max_integer_bytes(size, self._most(size)) if size else 0
+    def head_bytes(self, size: int) -> int:
+        """Step, exponent, 256/λ, seed."""
+        del size
+        return HEAD
 
-    def _most(self, size: int) -> int:
-        return scaled.most_steps(size, float(self.goal.value) if self.goal.kind == "step" else None)
-
-    def encode(self, x: Vector, seed: int) -> bytes:
+    def encode_normalised(self, found: scaled.Normalised, seed: int) -> bytes:
         """Step, λ, seed, integers."""
         from qafel.quantizers import dither_kernels as kernels
 
-        x = vectors.as_vector(x, None if self.layout is None else self.layout.size)
-        if not x.size:
-            return b""
-        if self.layout is not None:
-            if not vectors.is_finite(x):
-                raise vectors.not_finite(x)
-            x = spatial.forward(x, self.layout)
-        found = scaled.normalise(x)
         shared_seed = derive(seed, "shared") & 0xFFFFFFFF
         shared = keys(shared_seed)
         step = self._step(found)
         if step == 0:
-            integers = encode_integers(np.zeros(x.size, np.int16), self.coding)
+            integers = encode_integers(np.zeros(found.x.size, np.int16), self.coding)
             return scaled.head(step, 0) + _words(WHOLE, shared_seed) + integers
-        v = kernels.spread(found.x, step, max(1, x.size // scaled.SAMPLE))
+        v = kernels.spread(found.x, step, max(1, found.x.size // scaled.SAMPLE))
         most = int(found.largest / float(step) * (1 + 1e-6)) + 1
         part = _part(v, most)
         flat = vectors.read_only(found.x)
         width = (2 * most).bit_length()
         if self.coding == "fixed" and width <= 8:
             head = scaled.head(step, found.exponent) + _words(part, shared_seed) + _fixed_head(most)
-            out = scratch(len(head) + packed_bytes(x.size, width))
+            out = scratch(len(head) + packed_bytes(found.x.size, width))
             codes = out[len(head) :]
             out[: len(head)] = np.frombuffer(head, np.uint8)
             over_ranges(
                 lambda a, b: kernels.dither_pack(flat, step, shared, most, width, a, b, codes),
-                x.size,
+                found.x.size,
                 kernels.BLOCK,
             )
             return out.tobytes()
-        q = np.empty(x.size, np.int16)
-        over_ranges(lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), x.size, kernels.BLOCK)
+        q = np.empty(found.x.size, np.int16)
+        over_ranges(
+            lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), found.x.size, kernels.BLOCK
+        )
         integers = encode_integers(q, self.coding)
         return scaled.head(step, found.exponent) + _words(part, shared_seed) + integers
 
@@ -166,67 +130,39 @@ class Dither(Quantizer):
             s = scaled.search(bits, value, falls=True)
         return np.float32(max(s * found.rms, found.largest * scaled.FINEST))
 
-    def decode(self, data: bytes, size: int) -> Vector:
-        """What ``decode_add`` adds."""
-        self._head(data, size)
-        out = vectors.zeros(size)
-        replace(self, layout=None).decode_add(data, out)
-        return out if self.layout is None else scaled.within(spatial.inverse(out, self.layout))
-
-    def _head(self, data: bytes, size: int) -> tuple[np.float32, int, int, int]:
-        """(Δ, exponent, 256/λ, seed), or FrameError."""
-        if not size and not data:
-            return np.float32(0), 0, WHOLE, 0
-        if not (size and HEAD < len(data) <= self.max_bytes(size)):
-            raise FrameError(f"{self.spec} cannot have {len(data)} bytes for {size} coordinates")
-        step, exponent = scaled.read_head(data, self.name)
-        part = int.from_bytes(data[scaled.HEAD : scaled.HEAD + 4], "little")
-        if not WHOLE <= part <= 1 << 30 or (step == 0 and part != WHOLE):
+    def largest(self, data: bytes, size: int) -> int:
+        """Numbers times 256/λ stay below 2³⁰."""
+        part, _ = _read_words(data)
+        if not WHOLE <= part <= 1 << 30 or (part != WHOLE and not scaled.read_head(data, self.spec)[0]):
             raise FrameError(f"{self.spec}: an impossible λ")
-        check_integers(memoryview(data)[HEAD:], size, min(self._most(size), (1 << 30) // part - 1))
-        return step, exponent, part, int.from_bytes(data[scaled.HEAD + 4 : HEAD], "little")
+        return min(self.integers(size)[1], (1 << 30) // part - 1)
 
-    def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
-        """Integers, and the dither drawn again."""
+    def add(self, data: bytes, step: np.float32, exponent: int, weight: np.float32, out: Vector) -> None:
+        """The dither, drawn again, taken away."""
         from qafel.quantizers import dither_kernels as kernels
+        from qafel.quantizers.kernels import invalid_codes
 
-        vectors.check_target(out)
-        size = out.size
-        if self.layout is not None:
-            if size != self.layout.size:
-                raise VectorError(f"the layout has {self.layout.size} coordinates, the vector {size}")
-            out += np.float32(weight) * self.decode(data, size)
-            return
-        step, exponent, part, seed = self._head(data, size)
-        if not size:
-            return
-        shared, body = keys(seed), memoryview(data)[HEAD:]
-        slope = np.float32(step / np.float32(part))
-        raw = np.frombuffer(body, np.uint8)
-        most = int.from_bytes(body[1:3], "little") if body[0] == FIXED else 0
-        if 4 <= most <= 7 and (most + 1) * part < 1 << 15 and weight == 1 and not exponent and step:
-            from qafel.quantizers.kernels import invalid_codes
-
-            if invalid_codes(raw[3:], 4, 2 * most, size):
-                raise FrameError(f"{self.spec}: impossible codes or stray bits")
+        part, seed = _read_words(data)
+        shared, slope = keys(seed), np.float32(step / np.float32(part))
+        raw = np.frombuffer(data, np.uint8, offset=HEAD)
+        most = int.from_bytes(raw[1:3].tobytes(), "little") if raw[0] == FIXED else 0
+        if 4 <= most <= 7 and (most + 1) * part < 1 << 15 and weight == 1 and not exponent:
             codes = raw[3:]
+            if invalid_codes(codes, 4, 2 * most, out.size):
+                raise FrameError(f"{self.spec}: impossible codes or stray bits")
             over_ranges(
                 lambda a, b: kernels.dither_unpack(codes, most, part, slope, shared, a, b, out),
-                size,
+                out.size,
                 kernels.BLOCK,
             )
             return
-        q = decode_integers(body, size, min(self._most(size), (1 << 30) // part - 1))
-        if step == 0:
-            if q.any():
-                raise FrameError(f"{self.spec}: numbers without a step")
-            return
+        q = self.read_integers(data, out.size)
         if not exponent:
-            kernels.dither_add(q, part, slope, shared, np.float32(weight), out)
+            kernels.dither_add(q, part, slope, shared, weight, out)
             return
-        value = vectors.zeros(size)
+        value = vectors.zeros(out.size)
         kernels.dither_add(q, part, slope, shared, np.float32(1), value)
-        out += np.float32(weight) * scaled.rescale(value, exponent)
+        out += weight * scaled.rescale(value, exponent)
 
 
 def _part(v: float, most: int) -> int:
@@ -241,3 +177,11 @@ def _fixed_head(most: int) -> bytes:
 
 def _words(part: int, seed: int) -> bytes:
     return np.array([part, seed], np.uint32).tobytes()
+
+
+def _read_words(data: bytes) -> tuple[int, int]:
+    """(256/λ, seed)."""
+    return (
+        int.from_bytes(data[scaled.HEAD : scaled.HEAD + 4], "little"),
+        int.from_bytes(data[scaled.HEAD + 4 : HEAD], "little"),
+    )

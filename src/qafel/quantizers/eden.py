@@ -2,11 +2,9 @@
 
 A random rotation makes the coordinates of any vector look normal; a Lloyd–Max quantizer of 1 to 4 bits takes
 the place of each, and one factor, ‖y‖²/⟨y, c⟩ for the rotated y and its codes c, makes the result unbiased.
-The rotation is a Hadamard transform after random signs, twice, in blocks of 1,024 coordinates; every block
-has its own factor.
+Every block of the rotation (``rotation``) has its own factor.
 
-Payload: the seed of the signs (uint32), a power of two that brought x to a normal size (int16, mostly 0), the
-factors (float32), then plane-packed codes. The last block is filled up with zeros.
+Payload: the head of the rotation, the factors (float32), then plane-packed codes.
 """
 
 from dataclasses import dataclass
@@ -16,15 +14,12 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.planes import packed_bytes
-from qafel.errors import FrameError
-from qafel.quantizers import scaled
+from qafel.quantizers import rotation
 from qafel.quantizers.base import Dense, register
+from qafel.quantizers.rotation import BLOCK, HEAD
 from qafel.quantizers.spec import Arguments
-from qafel.streams import derive, keys
 from qafel.vectors import Vector
 
-BLOCK = 1024
-HEAD = 6
 CENTRES = {
     1: (0.7978845608,),
     2: (0.4527800398, 1.5104176087),
@@ -79,7 +74,7 @@ class Eden(Dense):
 
     def max_bytes(self, size: int) -> int:
         """Exactly this many, always."""
-        blocks = -(-size // BLOCK)
+        blocks = rotation.blocks(size)
         return HEAD + 4 * blocks + packed_bytes(blocks * BLOCK, self.bits) if size else 0
 
     def encode(self, x: Vector, seed: int) -> bytes:
@@ -90,17 +85,11 @@ class Eden(Dense):
         x = vectors.as_vector(x)
         if not x.size:
             return b""
-        found = scaled.normalise(x)
-        drawn = derive(seed, "rotation") & 0xFFFFFFFF
-        blocks = -(-x.size // BLOCK)
-        y = vectors.zeros(blocks * BLOCK)
-        y[: x.size] = found.x
-        factors, codes = np.zeros(blocks, np.float32), np.empty(y.size, np.uint8)
-        kernels.rotate(y, *keys(drawn))
+        y, head = rotation.forward(x, seed)
+        factors, codes = np.zeros(y.size // BLOCK, np.float32), np.empty(y.size, np.uint8)
         kernels.nearest(y, np.array(CENTRES[self.bits], np.float32), factors, codes)
         out = np.empty(packed_bytes(y.size, self.bits), np.uint8)
         coding.pack(codes, 0, codes.size, self.bits, out, 0)
-        head = np.uint32(drawn).tobytes() + np.int16(found.exponent).tobytes()
         return head + factors.tobytes() + out.tobytes()
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
@@ -112,20 +101,11 @@ class Eden(Dense):
         self.check_length(data, out.size)
         if not out.size:
             return
-        blocks = -(-out.size // BLOCK)
-        drawn, exponent = (
-            int(np.frombuffer(data, np.uint32, 1)[0]),
-            int(np.frombuffer(data, np.int16, 1, 4)[0]),
-        )
+        blocks = rotation.blocks(out.size)
         factors = np.frombuffer(data[HEAD : HEAD + 4 * blocks], np.float32)
-        if abs(exponent) > 160 or not ((factors >= 0) & (factors <= 2.0**60)).all():
-            raise FrameError(f"{self.spec}: an impossible factor")
-        codes = np.empty(blocks * BLOCK, np.uint8)
-        coding.unpack(
-            np.frombuffer(data, np.uint8, offset=HEAD + 4 * blocks), 0, codes.size, self.bits, codes, 0
-        )
-        y = vectors.zeros(blocks * BLOCK)
+        rotation.check(data, factors, self.spec)
+        codes, y = np.empty(blocks * BLOCK, np.uint8), vectors.zeros(blocks * BLOCK)
+        packed = np.frombuffer(data, np.uint8, offset=HEAD + 4 * blocks)
+        coding.unpack(packed, 0, codes.size, self.bits, codes, 0)
         kernels.points(codes, np.array(CENTRES[self.bits], np.float32), factors, y)
-        kernels.rotate_back(y, *keys(drawn))
-        value = y[: out.size]
-        out += np.float32(weight) * (scaled.rescale(value, exponent) if exponent else value)
+        rotation.add_back(y, data, weight, out)

@@ -13,20 +13,18 @@ from typing import Self
 import numpy as np
 
 from qafel import vectors
-from qafel.coding.integers import (
-    CODINGS,
-    check_integers,
-    decode_integers,
-    encode_integers,
-    max_integer_bytes,
-)
+from qafel.coding.integers import CODINGS, encode_integers
 from qafel.errors import FrameError
 from qafel.quantizers import scaled
 from qafel.quantizers.base import Dense, Quantizer, register
+from qafel.quantizers.coded import Coded
 from qafel.quantizers.qsgd import QSGD
 from qafel.quantizers.spec import Arguments
 from qafel.streams import keys
 from qafel.vectors import Vector
+
+MOST_OCTAVES = 120
+"""What ``natural`` finds smaller than the largest by more octaves becomes zero."""
 
 
 @register
@@ -85,26 +83,31 @@ class Sign(Dense):
         out += np.float32(weight) * np.where(bits[: out.size], -mean, mean)
 
 
-@register
 @dataclass(frozen=True)
-class Natural(Quantizer):
-    """One of the two neighbouring powers of two."""
-
-    name = "natural"
-    example = "natural"
+class _Plain(Quantizer):
+    """Nothing to choose but the coding."""
 
     coding: str = "range"
 
     @classmethod
     def from_arguments(cls, arguments: Arguments) -> Self:
-        """``natural``, then ``coding=range|rans|fixed``."""
+        """The name, then ``coding=range|rans|fixed``."""
         arguments.expect(None, ("coding",))
         return cls(arguments.choice("coding", CODINGS) or "range")
 
     @property
     def spec(self) -> str:
-        """``natural``, and the coding where it is not range."""
-        return "natural" + (f":coding={self.coding}" if self.coding != "range" else "")
+        """The name, and the coding where it is not range."""
+        return self.name + (f":coding={self.coding}" if self.coding != "range" else "")
+
+
+@register
+@dataclass(frozen=True)
+class Natural(_Plain, Coded):
+    """One of the two neighbouring powers of two."""
+
+    name = "natural"
+    example = "natural"
 
     @property
     def unbiased(self) -> bool:
@@ -115,9 +118,14 @@ class Natural(Quantizer):
         """At worst 1/8: (2 − m)·(m − 1)/m² for a mantissa m of 4/3."""
         return 0.125 if size else 0.0
 
-    def max_bytes(self, size: int) -> int:
-        """No coding is longer than fixed width."""
-        return 4 + max_integer_bytes(size, MOST_OCTAVES) if size else 0
+    def head_bytes(self, size: int) -> int:
+        """The largest power of two, the exponent."""
+        del size
+        return 4
+
+    def integers(self, size: int) -> tuple[int, int]:
+        """One for every coordinate."""
+        return size, MOST_OCTAVES
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """The largest power of two and what normalised x (int16 each); then 0, or octaves below."""
@@ -133,64 +141,31 @@ class Natural(Quantizer):
         kernels.natural_codes(bits, top, MOST_OCTAVES, *keys(seed), q)
         return np.array([top, found.exponent], np.int16).tobytes() + encode_integers(q, self.coding)
 
-    def decode(self, data: bytes, size: int) -> Vector:
-        """What ``decode_add`` adds."""
-        self._check(data, size)
-        out = vectors.zeros(size)
-        self.decode_add(data, out)
-        return out
-
-    def _check(self, data: bytes, size: int) -> None:
-        """FrameError where so many bytes cannot be so many coordinates."""
-        if not size and not data:
-            return
-        if not (size and 4 < len(data) <= self.max_bytes(size)):
-            raise FrameError(f"{self.spec} cannot have {len(data)} bytes for {size} coordinates")
-        check_integers(memoryview(data)[4:], size, MOST_OCTAVES)
-
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Powers of two."""
         from qafel.quantizers import dither_kernels
 
         vectors.check_target(out)
-        size = out.size
-        self._check(data, size)
-        if not size:
+        self.check(data, out.size)
+        if not out.size:
             return
         top, exponent = (int(n) for n in np.frombuffer(data, np.int16, 2))
         if not 1 <= top <= 170 or abs(exponent) > 160:
             raise FrameError(f"{self.spec}: an impossible power of two")
-        q = decode_integers(memoryview(data)[4:], size, MOST_OCTAVES)
+        q = self.read_integers(data, out.size)
         levels = np.ldexp(1.0, top - 127 + 1 - np.arange(MOST_OCTAVES + 1))
         levels[0] = 0.0
         values = np.clip(np.ldexp(levels, -exponent), 0, scaled.LARGEST).astype(np.float32)
         dither_kernels.levels_add(q, values, np.float32(weight), out)
 
 
-MOST_OCTAVES = 120
-"""What is smaller than the largest by more octaves becomes zero."""
-
-
 @register
 @dataclass(frozen=True)
-class Ternary(Quantizer):
+class Ternary(_Plain):
     """−1, 0 or 1 times the largest magnitude."""
 
     name = "ternary"
     example = "ternary"
-
-    coding: str = "range"
-
-    @classmethod
-    def from_arguments(cls, arguments: Arguments) -> Self:
-        """``ternary``, then ``coding=range|rans|fixed``."""
-        arguments.expect(None, ("coding",))
-        return cls(arguments.choice("coding", CODINGS) or "range")
-
-    @property
-    def spec(self) -> str:
-        """``ternary``, and the coding where it is not range."""
-        return "ternary" + (f":coding={self.coding}" if self.coding != "range" else "")
 
     @cached_property
     def _inner(self) -> QSGD:

@@ -1,6 +1,6 @@
 """``rotated``: a random rotation, a dead zone, an entropy coder: unbiased, for clients, below one bit.
 
-The rotation of ``eden`` makes every block of 1,024 coordinates look normal; rounding towards zero, q =
+A rotation (``rotation``) makes every block of coordinates look normal; rounding towards zero, q =
 sign(y)·⌊|y|/s + ⅓⌋, keeps the few that stand out, and the range coder makes little of the rest. The factor
 ‖y‖²/⟨y, c⟩ of a block makes the result unbiased over rotations, as in EDEN. At half a bit this leaves six
 tenths of the error of ``dither``, whose noise at large steps is that of keeping a coordinate by chance; from
@@ -8,8 +8,7 @@ one bit on ``dither`` is better.
 
 Blocks with more to say get more bits: in proportion to their rms, which is what minimises Σ power/bits.
 
-Payload: the seed of the rotation (uint32), a power of two that brought x to a normal size (int16, mostly 0),
-the factors (the upper halves of float32), then the integers. The last block is filled up with zeros.
+Payload: the head of the rotation, the factors (the upper halves of float32), then the integers.
 """
 
 from dataclasses import dataclass
@@ -20,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from qafel import vectors
-from qafel.coding.integers import check_integers, decode_integers, encode_integers, max_integer_bytes
-from qafel.errors import FrameError
-from qafel.quantizers import scaled
-from qafel.quantizers.base import Quantizer, register
-from qafel.quantizers.eden import BLOCK, HEAD
+from qafel.coding.integers import encode_integers
+from qafel.quantizers import rotation
+from qafel.quantizers.base import register
+from qafel.quantizers.coded import Coded
+from qafel.quantizers.rotation import BLOCK, HEAD
 from qafel.quantizers.spec import Arguments
-from qafel.streams import derive, keys
 from qafel.vectors import Vector
 
 ROUNDING, PLACE = 1 / 3, 0.4
@@ -53,7 +51,7 @@ MOST = int(BLOCK**0.5 / STEPS[0]) + 2
 
 @register
 @dataclass(frozen=True)
-class Rotated(Quantizer):
+class Rotated(Coded):
     """Rotation, dead zone, range coder, and the factor that makes it unbiased."""
 
     name = "rotated"
@@ -85,10 +83,13 @@ class Rotated(Quantizer):
         """
         return BLOCK / float(STEPS[0] * (1 - ROUNDING)) ** 2 - 1 if size else 0.0
 
-    def max_bytes(self, size: int) -> int:
-        """No coding is longer than fixed width."""
-        blocks = -(-size // BLOCK)
-        return HEAD + 2 * blocks + max_integer_bytes(blocks * BLOCK, MOST) if size else 0
+    def head_bytes(self, size: int) -> int:
+        """Rotation, factors."""
+        return HEAD + 2 * rotation.blocks(size)
+
+    def integers(self, size: int) -> tuple[int, int]:
+        """One for every coordinate of whole blocks."""
+        return rotation.blocks(size) * BLOCK, MOST
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """Seed, factors, integers."""
@@ -97,18 +98,12 @@ class Rotated(Quantizer):
         x = vectors.as_vector(x)
         if not x.size:
             return b""
-        found = scaled.normalise(x)
-        drawn = derive(seed, "rotation") & 0xFFFFFFFF
-        blocks = -(-x.size // BLOCK)
-        y = vectors.zeros(blocks * BLOCK)
-        y[: x.size] = found.x
-        kernels.rotate(y, *keys(drawn))
-        powers, factors = np.empty(blocks), np.empty(blocks, np.float32)
+        y, head = rotation.forward(x, seed)
+        powers, factors = np.empty(y.size // BLOCK), np.empty(y.size // BLOCK, np.float32)
         q = np.empty(y.size, np.int16)
         kernels.powers(y, powers)
         kernels.dead_codes(y, powers, self._steps(powers), ROUNDING, PLACE, factors, q)
         halves = ((factors.view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16)).astype(np.uint16)
-        head = np.uint32(drawn).tobytes() + np.int16(found.exponent).tobytes()
         return head + halves.tobytes() + encode_integers(q, "range")
 
     def _steps(self, powers: npt.NDArray[np.float64]) -> Any:
@@ -118,39 +113,18 @@ class Rotated(Quantizer):
         bits = float(self.bits) * rms * (len(rms) / total) if total else np.full(len(rms), float(self.bits))
         return np.interp(bits, BITS[::-1], STEPS[::-1])
 
-    def decode(self, data: bytes, size: int) -> Vector:
-        """What ``decode_add`` adds."""
-        self._check(data, size)
-        out = vectors.zeros(size)
-        self.decode_add(data, out)
-        return out
-
-    def _check(self, data: bytes, size: int) -> None:
-        """FrameError where so many bytes cannot be so many coordinates."""
-        if not size and not data:
-            return
-        blocks = -(-size // BLOCK)
-        if not (size and HEAD + 2 * blocks < len(data) <= self.max_bytes(size)):
-            raise FrameError(f"{self.spec} cannot have {len(data)} bytes for {size} coordinates")
-        check_integers(memoryview(data)[HEAD + 2 * blocks :], blocks * BLOCK, MOST)
-
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Points times factors, rotated back."""
         from qafel.quantizers import eden_kernels as kernels
 
         vectors.check_target(out)
-        self._check(data, out.size)
+        self.check(data, out.size)
         if not out.size:
             return
-        blocks = -(-out.size // BLOCK)
-        drawn, exponent = int.from_bytes(data[:4], "little"), int.from_bytes(data[4:6], "little", signed=True)
-        halves = np.frombuffer(data[HEAD : HEAD + 2 * blocks], np.uint16)
+        halves = np.frombuffer(data[HEAD : self.head_bytes(out.size)], np.uint16)
         factors = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        if abs(exponent) > 160 or not ((factors >= 0) & (factors <= 2.0**60)).all():
-            raise FrameError(f"{self.spec}: an impossible factor")
-        q = decode_integers(memoryview(data)[HEAD + 2 * blocks :], blocks * BLOCK, MOST)
+        rotation.check(data, factors, self.spec)
+        q = self.read_integers(data, out.size)
         y = vectors.zeros(q.size)
         kernels.dead_points(q, ROUNDING, PLACE, factors, y)
-        kernels.rotate_back(y, *keys(drawn))
-        value = y[: out.size]
-        out += np.float32(weight) * (scaled.rescale(value, exponent) if exponent else value)
+        rotation.add_back(y, data, weight, out)
