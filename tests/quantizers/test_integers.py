@@ -38,6 +38,20 @@ def test_integers_survive_every_coding_and_never_take_more_than_fixed_width(
 
 
 @pytest.mark.parametrize("coding", CODINGS)
+def test_a_single_number_takes_no_more_than_fixed_width(coding: str) -> None:
+    for number in range(-300, 301):
+        alone = np.array([number], np.int16)
+        assert len(encode_integers(alone, coding)) <= len(encode_integers(alone, "fixed"))
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_every_other_number_backwards_is_coded_as_its_copy(coding: str) -> None:
+    numbers = np.rint(np.random.default_rng(1).standard_t(3, 9000)).astype(np.int16)
+    for view in (numbers[::2], numbers[::-1], numbers[::-3]):
+        assert encode_integers(view, coding) == encode_integers(view.copy(), coding)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
 def test_no_truncated_or_lengthened_coding_of_integers_is_taken(coding: str, scale: float) -> None:
     rng = np.random.default_rng(1)

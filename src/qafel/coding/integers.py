@@ -41,8 +41,9 @@ def max_integer_bytes(size: int, most: int) -> int:
 
 def encode_integers(q: Integers, coding: str) -> bytes:
     """The shorter of the wanted coding and fixed width."""
+    q = np.ascontiguousarray(q, np.int16)
     most = _largest(q)
-    limit = max_integer_bytes(q.size, most)
+    limit = 3 + packed_bytes(q.size, _width(most))
     if coding == "range" and q.size:
         coded = _range(q, limit)
     elif coding == "rans" and q.size:
