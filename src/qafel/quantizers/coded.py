@@ -38,10 +38,10 @@ class Coded(Quantizer):
     def integers(self, size: int) -> tuple[int, int]:
         """(how many there are, the largest magnitude any of them can have)."""
 
-    def largest(self, data: bytes, size: int) -> int:
-        """The largest magnitude that integers after this head can have, or FrameError."""
+    def largest(self, data: bytes, most: int) -> int:
+        """The largest magnitude that integers after this head can have, ``most`` or less; or FrameError."""
         del data
-        return self.integers(size)[1]
+        return most
 
     def max_bytes(self, size: int) -> int:
         """No coding is longer than fixed width."""
@@ -51,15 +51,16 @@ class Coded(Quantizer):
         """FrameError where so many bytes cannot be so many coordinates."""
         if not size and not data:
             return
-        head = self.head_bytes(size)
-        if not (size and head < len(data) <= self.max_bytes(size)):
+        head, (count, most) = self.head_bytes(size), self.integers(size)
+        if not (size and head < len(data) <= head + max_integer_bytes(count, most)):
             raise FrameError(f"{self.spec} cannot have {len(data)} bytes for {size} coordinates")
-        check_integers(memoryview(data)[head:], self.integers(size)[0], self.largest(data, size))
+        check_integers(memoryview(data)[head:], count, self.largest(data, most))
 
     def read_integers(self, data: bytes, size: int) -> Integers:
         """The integers of a payload that was checked, or FrameError."""
-        head, count = self.head_bytes(size), self.integers(size)[0]
-        return decode_integers(memoryview(data)[head:], count, self.largest(data, size))
+        count, most = self.integers(size)
+        body = memoryview(data)[self.head_bytes(size) :]
+        return decode_integers(body, count, self.largest(data, most))
 
     def decode(self, data: bytes, size: int) -> Vector:
         """What ``decode_add`` adds."""
@@ -98,8 +99,7 @@ class Stepped(Coded):
 
     def integers(self, size: int) -> tuple[int, int]:
         """One for every coordinate, and no more steps than its largest can have."""
-        step = float(self.goal.value) if self.goal.kind == "step" else None
-        return size, scaled.most_steps(size, step)
+        return size, scaled.most_steps(size, self.goal)
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """Head, integers."""
@@ -135,7 +135,7 @@ class Stepped(Coded):
         self.check(data, size)
         if not size:
             return
-        step, exponent = scaled.read_head(data, self.spec)
+        step, exponent = scaled.read_head(data, self)
         if step:
             self.add(data, step, exponent, np.float32(weight), out)
         elif self.read_integers(data, size).any():

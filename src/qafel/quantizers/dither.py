@@ -15,6 +15,7 @@ seed of the dither (uint32), then the integers.
 """
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,7 +32,9 @@ from qafel.quantizers.coded import Stepped
 from qafel.streams import derive, keys
 from qafel.vectors import Vector
 
-HEAD = scaled.HEAD + 8
+PAYLOAD = struct.Struct("<fhII")
+"""How a payload begins: Δ, the power of two, 256/λ, the seed."""
+HEAD = PAYLOAD.size
 WHOLE = 256
 """256/λ where λ is 1."""
 
@@ -130,24 +133,23 @@ class Dither(Stepped):
             s = scaled.search(bits, value, falls=True)
         return np.float32(max(s * found.rms, found.largest * scaled.FINEST))
 
-    def largest(self, data: bytes, size: int) -> int:
+    def largest(self, data: bytes, most: int) -> int:
         """Numbers times 256/λ stay below 2³⁰."""
-        part, _ = _read_words(data)
-        if not WHOLE <= part <= 1 << 30 or (part != WHOLE and not scaled.read_head(data, self.spec)[0]):
+        step, _, part, _ = PAYLOAD.unpack_from(data)
+        if not WHOLE <= part <= 1 << 30 or (step == 0 and part != WHOLE):
             raise FrameError(f"{self.spec}: an impossible λ")
-        return min(self.integers(size)[1], (1 << 30) // part - 1)
+        return min(most, (1 << 30) // int(part) - 1)
 
     def add(self, data: bytes, step: np.float32, exponent: int, weight: np.float32, out: Vector) -> None:
         """The dither, drawn again, taken away."""
         from qafel.quantizers import dither_kernels as kernels
         from qafel.quantizers.kernels import invalid_codes
 
-        part, seed = _read_words(data)
-        shared, slope = keys(seed), np.float32(step / np.float32(part))
-        raw = np.frombuffer(data, np.uint8, offset=HEAD)
-        most = int.from_bytes(raw[1:3].tobytes(), "little") if raw[0] == FIXED else 0
+        part, seed = PAYLOAD.unpack_from(data)[2:]
+        shared, slope = keys(seed), step / np.float32(part)
+        most = int.from_bytes(data[HEAD + 1 : HEAD + 3], "little") if data[HEAD] == FIXED else 0
         if 4 <= most <= 7 and (most + 1) * part < 1 << 15 and weight == 1 and not exponent:
-            codes = raw[3:]
+            codes = np.frombuffer(data, np.uint8, offset=HEAD + 3)
             if invalid_codes(codes, 4, 2 * most, out.size):
                 raise FrameError(f"{self.spec}: impossible codes or stray bits")
             over_ranges(
@@ -177,11 +179,3 @@ def _fixed_head(most: int) -> bytes:
 
 def _words(part: int, seed: int) -> bytes:
     return np.array([part, seed], np.uint32).tobytes()
-
-
-def _read_words(data: bytes) -> tuple[int, int]:
-    """(256/λ, seed)."""
-    return (
-        int.from_bytes(data[scaled.HEAD : scaled.HEAD + 4], "little"),
-        int.from_bytes(data[scaled.HEAD + 4 : HEAD], "little"),
-    )

@@ -6,8 +6,10 @@ step, on a grid of 512 to the octave, from the vector alone.
 """
 
 import math
+import struct
 from collections.abc import Callable
 from decimal import Decimal
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -115,12 +117,12 @@ def head(step: np.float32, exponent: int) -> bytes:
     return step.tobytes() + np.int16(exponent).tobytes()
 
 
-def read_head(data: bytes, name: str) -> tuple[np.float32, int]:
+def read_head(data: bytes, whose: object) -> tuple[np.float32, int]:
     """(step, exponent), or FrameError."""
-    step, exponent = np.frombuffer(data[:4], np.float32)[0], int.from_bytes(data[4:6], "little", signed=True)
+    step, exponent = struct.unpack_from("<fh", data)
     if not 0 <= step <= 2.0 ** (NORMAL + 7) or abs(exponent) > 160:
-        raise FrameError(f"{name}: an impossible step")
-    return step, exponent
+        raise FrameError(f"{whose}: an impossible step")
+    return np.float32(step), exponent
 
 
 def rescale(value: Vector, exponent: int) -> Vector:
@@ -134,9 +136,10 @@ def within(value: Vector) -> Vector:
     return np.clip(value, -LARGEST, LARGEST).astype(np.float32)
 
 
-def most_steps(size: int, rms_steps: float | None) -> int:
+@lru_cache(maxsize=256)
+def most_steps(size: int, goal: Goal) -> int:
     """The largest number a coordinate can become: |x| ≤ √size·rms."""
     finest = math.ceil(1 / FINEST) + 1
-    if rms_steps is None:
+    if goal.kind != "step":
         return min(finest, MOST)
-    return min(finest, int(math.sqrt(size) / rms_steps * (1 + 1e-4)) + 2)
+    return min(finest, int(math.sqrt(size) / float(goal.value) * (1 + 1e-4)) + 2)
