@@ -110,6 +110,12 @@ def walk(
                         yield start(None)
                 continue
             task, client, number, began = what
+            if mode == "closed" and kind != "trained":
+                in_flight -= 1
+                busy[client] -= 1
+                yield start(client)
+                in_flight += 1
+                busy[client] += 1
             yield (kind, now, task, client, number, version - began)
             if kind == "trained":
                 push(now + upload(task), "report", what)
@@ -129,8 +135,6 @@ def walk(
                     push(before, "deliver", version)
             if mode == "refill" or (mode == "rounds" and kind == "lost"):
                 yield start(None)
-            elif mode == "closed":
-                yield start(client)
             elif mode == "rounds" and stepped and broadcast is None:
                 for _ in range(buffer_size):
                     yield start(None)

@@ -28,8 +28,9 @@ OPEN, REFILL, CLOSED, ROUNDS = 0, 1, 2, 3
     FORCED,
     PEAK,
     DRAWN,
-) = range(14)
-COUNTERS = 14
+    RESTARTED,
+) = range(15)
+COUNTERS = 15
 NOW, AREA, LENGTH = 0, 1, 2
 CLOCKS = 3
 
@@ -157,6 +158,12 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
             now = due[0]
             clocks[AREA] += counters[IN_FLIGHT] * (now - clocks[NOW])
             clocks[NOW] = now
+            if mode == CLOSED and not counters[RESTARTED] and (what[0, 0] == REPORT or what[0, 0] == LOST):
+                client = slots[what[0, 1], OWNER]
+                counters[IN_FLIGHT] -= 1
+                busy[client] -= 1
+                counters[RESTARTED], counters[PENDING], counters[FORCED] = 1, 1, client
+                continue
             kind, slot = _pop(counters, due, order, what)
             if kind == DELIVER:
                 counters[DELIVERED] = slot
@@ -181,14 +188,14 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
                 counters[VERSION] += 1
                 if instant:
                     counters[DELIVERED] = counters[VERSION]
-            counters[IN_FLIGHT] -= 1
-            busy[client] -= 1
+            if not counters[RESTARTED]:
+                counters[IN_FLIGHT] -= 1
+                busy[client] -= 1
+            counters[RESTARTED] = 0
             free[counters[FREE]] = slot
             counters[FREE] += 1
             if mode == REFILL or (mode == ROUNDS and (kind == LOST or staleness > most >= 0)):
                 counters[PENDING], counters[FORCED] = 1, -1
-            elif mode == CLOSED:
-                counters[PENDING], counters[FORCED] = 1, client
             elif mode == ROUNDS and stepped and instant:
                 counters[PENDING], counters[FORCED] = buffer_size, -1
             if live and stepped and not instant:

@@ -4,7 +4,7 @@ The rules:
 
     open       clients arrive at a rate, or as a trace says; beyond ``concurrency`` they are turned away
     refill     ``concurrency`` clients train at any time; who is done is replaced at once
-    closed     every client starts again as soon as it has reported
+    closed     every client starts again as its report arrives, before the step that this may set off
     rounds     K clients start together, the next K when all have reported (synchronous FedAvg)
 
     A client that arrives is drawn uniformly, from all clients or from the idle ones. It starts from the
@@ -21,7 +21,7 @@ Random numbers are named by what they are for and by the block of tasks, so the 
 matter, and the state to be saved is small.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 
 from qafel.errors import ConfigError, StateError
-from qafel.sim.clock import Clock, lengths, trace
+from qafel.sim.clock import Clock, Times, lengths, trace
 from qafel.streams import generator
 
 BLOCK = 8192
@@ -68,8 +68,16 @@ class Timeline:
     """An iterator of events."""
 
     def __init__(
-        self, clock: Clock, *, clients: int, buffer_size: int, max_staleness: int | None = None, seed: int = 0
+        self,
+        clock: Clock,
+        *,
+        clients: int,
+        buffer_size: int,
+        max_staleness: int | None = None,
+        seed: int = 0,
+        durations: Callable[[int], Times] | None = None,
     ) -> None:
+        """``durations`` of the tasks of a block, in the order they start, in place of drawn ones."""
         from qafel.sim import kernels
 
         if clock.arrivals == "refill" and clock.sampling == "idle" and (clock.concurrency or 0) > clients:
@@ -80,7 +88,8 @@ class Timeline:
             )
         self.clock, self.live = clock, clock.live
         self._k, self._seed, self._clients = kernels, seed, clients
-        self._draw = lengths(clock.duration)
+        draw = lengths(clock.duration)
+        self._durations = durations or (lambda block: draw(generator(seed, "durations", block), BLOCK))
         mode = {"refill": kernels.REFILL, "closed": kernels.CLOSED, "rounds": kernels.ROUNDS}
         self._mode = mode.get(clock.arrivals, kernels.OPEN)
         most = -1 if max_staleness is None else max_staleness
@@ -228,7 +237,7 @@ class Timeline:
         k = self._k
         block = int(self._counters[k.TASKS]) // BLOCK
         self._draws = (
-            self._draw(generator(self._seed, "durations", block), BLOCK),
+            self._durations(block),
             generator(self._seed, "dropouts", block).random(BLOCK),
             self._draws[2],
         )

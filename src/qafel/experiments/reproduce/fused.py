@@ -17,6 +17,7 @@ from qafel.errors import ConfigError, DivergenceError
 from qafel.experiments.reproduce.logistic import STEPS, Logistic
 from qafel.server import Server
 from qafel.sim import Settings
+from qafel.sim.clock import Times
 from qafel.sim.timeline import Timeline
 from qafel.streams import derive
 from qafel.vectors import Vector
@@ -25,7 +26,9 @@ from qafel.vectors import Vector
 class Fused:
     """A run of the study."""
 
-    def __init__(self, settings: Settings, learner: Logistic) -> None:
+    def __init__(
+        self, settings: Settings, learner: Logistic, durations: Callable[[int], Times] | None = None
+    ) -> None:
         from qafel.experiments.reproduce import kernels
 
         job = settings.job(learner.x.size)
@@ -39,12 +42,17 @@ class Fused:
         self._x, self._momentum = vectors.copy(learner.x), vectors.zeros(job.size)
         self._ahead, self._none = vectors.zeros(job.size), vectors.zeros(0)
         self._timeline = Timeline(
-            settings.clock(), clients=learner.clients, buffer_size=job.buffer_size, seed=settings.seed
+            settings.clock(),
+            clients=learner.clients,
+            buffer_size=job.buffer_size,
+            seed=settings.seed,
+            durations=durations,
         )
         self._events = (0, 0)
         """Where the block of events is read, and where it ends."""
-        self._deltas = np.zeros((learner.clients, job.size), np.float32)
-        self._payloads = [b""] * learner.clients
+        rows = 2 * learner.clients  # a client starts again just before its report counts
+        self._deltas = np.zeros((rows, job.size), np.float32)
+        self._payloads = [b""] * rows
         self.uploads = 0
 
     @property
@@ -129,9 +137,10 @@ class Fused:
         """Updates through the real quantizer, there and back."""
         quantizer, seed, total = self._server.client_quantizer, self._job.seed, self._total.sum
         start = self._timeline._k.START
-        for kind, (_, client, number, _, slot) in zip(kinds, whose, strict=True):
+        for kind, (_, client, number, _, _) in zip(kinds, whose, strict=True):
+            row = 2 * client + number % 2
             if kind == start:
                 task = derive(seed, "task", client, number)
-                self._payloads[slot] = quantizer.encode(self._deltas[slot], derive(task, "update"))
+                self._payloads[row] = quantizer.encode(self._deltas[row], derive(task, "update"))
             else:
-                quantizer.decode_add(self._payloads[slot], total)
+                quantizer.decode_add(self._payloads[row], total)

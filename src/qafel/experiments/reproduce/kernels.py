@@ -106,19 +106,20 @@ def descend(mine, start, rates, steps, scratch, delta):
 
 @njit(nogil=True, cache=True)
 def leg(kinds, whose, first, stop, wanted, people, start, rates, steps, scratch, deltas, total):
-    """Events until ``wanted`` updates have reported: tasks that start leave their delta in their slot, and
-    what reports is added to ``total`` if there is one. (Where it stopped, how many reported.)
+    """Events until ``wanted`` updates have reported: tasks that start leave their delta in one of two rows of
+    their client, and what reports is added to ``total`` if there is one. (Where it stopped, how many
+    reported.)
     """
     x, grams, signs, shares = people
     added = 0
     for k in range(first, stop):
-        client, slot = whose[k, 1], whose[k, 4]
+        client, row = whose[k, 1], 2 * whose[k, 1] + (whose[k, 2] & 1)
         if kinds[k] == START:
             mine = x[client], grams[client], signs[client], shares[client]
-            descend(mine, start, rates, steps, scratch, deltas[slot])
+            descend(mine, start, rates, steps, scratch, deltas[row])
         elif kinds[k] == REPORT:
             for i in range(UINT(total.size)):
-                total[i] += deltas[slot, i]
+                total[i] += deltas[row, i]
             added += 1
             if added == wanted:
                 return k + 1, added

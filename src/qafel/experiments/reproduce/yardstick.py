@@ -41,11 +41,11 @@ def slow(learner: Logistic, chosen: Mapping[str, Any], uploads: int, seed: int =
     began = time.perf_counter()
     for _ in range(uploads):
         now, k, delta, version = heapq.heappop(flying)
+        start(k, now)
         increment = cloud.receive(delta, version)
         if increment is not None:
             for person in people:
                 person.background(increment)
-        start(k, now)
     return uploads / (time.perf_counter() - began)
 
 
