@@ -13,6 +13,7 @@ from parties import SIZE, ended, link, plan, publish, run, server, start, update
 
 from qafel.errors import BrokerError, ConfigError
 from qafel.federation import Broker, Names, join, terms
+from qafel.federation import link as links
 from qafel.federation.broker import configuration
 from qafel.federation.keys import make
 from qafel.federation.objects import Manifest
@@ -230,6 +231,32 @@ def test_no_key_an_unknown_key_a_wrong_ca_and_an_expired_certificate_get_a_clear
         pytest.raises(BrokerError, match="has expired; make a new one with qafel keys"),
     ):
         run(link(old.url, 0, keys=expired / "client-0"))
+
+
+def test_a_refused_connection_is_closed_and_nothing_is_said_to_be_lost(
+    locked: Broker, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "t", range(1))
+    (tmp_path / "client-0" / "ca.pem").write_bytes((keys / "ca.pem").read_bytes())
+    opened: list[Any] = []
+    heard: list[str] = []
+    connection = links._connection
+
+    def kept() -> Any:
+        opened.append(connection())
+        return opened[-1]
+
+    monkeypatch.setattr(links, "_connection", kept)
+
+    async def attempt() -> None:
+        with pytest.raises(BrokerError, match="does not know this key"):
+            await link(
+                locked.url, 0, keys=tmp_path / "client-0", notice=lambda kind, detail: heard.append(kind)
+            )
+        assert [one.is_closed for one in opened] == [True]
+
+    run(attempt())
+    assert "disconnected" not in heard
 
 
 def test_without_keys_a_broker_listens_on_loopback_only(tmp_path: Path) -> None:

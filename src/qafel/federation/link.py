@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import random
 import ssl
@@ -66,7 +67,7 @@ class Link:
                 notice("broker", link.last_error)
 
         async def lost() -> None:
-            if not link.closing:
+            if link.nc is not None and not link.closing:
                 notice("disconnected", url)
 
         async def back() -> None:
@@ -97,6 +98,7 @@ class Link:
                 await asyncio.wait_for(nc.connect(url.split(","), **options), left)
                 break
             except Exception as error:
+                await _give_up(nc)
                 if not _may_pass(error) or asyncio.get_running_loop().time() > until:
                     raise refusal(url, error, keys, link.last_error) from error
             await asyncio.sleep(wait * random.uniform(0.5, 1))
@@ -267,6 +269,12 @@ def _connection() -> Any:
                 return None
 
     return Sturdy()
+
+
+async def _give_up(nc: Any) -> None:
+    """Close what a connection that failed has opened: nats-py leaves it to the broker."""
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(nc.close(), 1.0)
 
 
 def credentials(url: str, keys: Path | None) -> dict[str, Any]:

@@ -140,7 +140,9 @@ class Simulation:
         k = self.timeline._k
         limit = self.settings.time_limit
         now = event.time if limit is None else min(event.time, limit)
-        self.area += self.in_flight * (now - self.time)
+        if now > self.time:
+            self.area += self.in_flight * (now - self.time)
+            self.peak = max(self.peak, self.in_flight)
         self.time = now
         if limit is not None and event.time >= limit:
             self.reason = "time limit"
@@ -149,7 +151,6 @@ class Simulation:
             self._report(event)
         elif event.kind == k.START:
             self.in_flight += 1
-            self.peak = max(self.peak, self.in_flight)
             self.pool.start(event)
             download = self._download(event)
             if self.timeline.asks:
@@ -161,7 +162,6 @@ class Simulation:
             self._deliver(self._sent.popleft())
         elif event.kind == k.NEVER:
             self.in_flight += 1
-            self.peak = max(self.peak, self.in_flight)
             download = self._download(event)
             if self.timeline.asks:
                 self.timeline.answer(download)
