@@ -101,6 +101,8 @@ def mutated(rng: random.Random, good: bytes) -> bytes:
 
 
 CASES = 100_000
+TRACED = 10_000
+"""Cases whose memory is watched, which makes them thrice as slow."""
 
 
 def test_a_hundred_thousand_byte_strings_are_a_message_or_a_frame_error() -> None:
@@ -150,8 +152,11 @@ def test_a_hundred_thousand_payloads_are_a_finite_vector_or_a_frame_error(spec: 
     rng, good = random.Random(1), q.encode(heavy_tailed(size), 1)
     q.decode(good, size)
     tracemalloc.start()
-    refused = 0
-    for _ in range(CASES):
+    refused = peak = 0
+    for k in range(CASES):
+        if k == TRACED:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
         try:
             decoded = q.decode(mutated(rng, good), size)
         except FrameError:
@@ -159,10 +164,8 @@ def test_a_hundred_thousand_payloads_are_a_finite_vector_or_a_frame_error(spec: 
             continue
         assert decoded.size == size
         assert np.isfinite(decoded).all()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
     assert refused > CASES / 10
-    assert peak < 1 << 22
+    assert 0 < peak < 1 << 22
 
 
 def test_a_hundred_thousand_codings_of_positions() -> None:
