@@ -5,7 +5,7 @@ Every client restarts as its upload arrives; K = 10, η_g = 0.1, no momentum, no
 top-k keeps.
 
 Delays are drawn as the authors drew them: with their seed, 0, FedBuff and QAFeL with top-k are their runs,
-digit by digit. (With QSGD theirs draws rounding and delays from one generator.)
+but for float32. (With QSGD theirs draws rounding and delays from one generator.)
 """
 
 import statistics
