@@ -111,11 +111,7 @@ def walk(
                 continue
             task, client, number, began = what
             if mode == "closed" and kind != "trained":
-                in_flight -= 1
-                busy[client] -= 1
                 yield start(client)
-                in_flight += 1
-                busy[client] += 1
             yield (kind, now, task, client, number, version - began)
             if kind == "trained":
                 push(now + upload(task), "report", what)

@@ -26,11 +26,10 @@ OPEN, REFILL, CLOSED, ROUNDS = 0, 1, 2, 3
     PUSHES,
     PENDING,
     FORCED,
-    PEAK,
     DRAWN,
     RESTARTED,
-) = range(15)
-COUNTERS = 15
+) = range(14)
+COUNTERS = 14
 NOW, AREA, LENGTH = 0, 1, 2
 CLOCKS = 3
 
@@ -126,7 +125,6 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
             busy[client] += 1
             counters[TASKS] += 1
             counters[IN_FLIGHT] += 1
-            counters[PEAK] = max(counters[PEAK], counters[IN_FLIGHT])
             _emit(
                 kinds,
                 times,
@@ -159,10 +157,7 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
             clocks[AREA] += counters[IN_FLIGHT] * (now - clocks[NOW])
             clocks[NOW] = now
             if mode == CLOSED and not counters[RESTARTED] and (what[0, 0] == REPORT or what[0, 0] == LOST):
-                client = slots[what[0, 1], OWNER]
-                counters[IN_FLIGHT] -= 1
-                busy[client] -= 1
-                counters[RESTARTED], counters[PENDING], counters[FORCED] = 1, 1, client
+                counters[RESTARTED], counters[PENDING], counters[FORCED] = 1, 1, slots[what[0, 1], OWNER]
                 continue
             kind, slot = _pop(counters, due, order, what)
             if kind == DELIVER:
@@ -188,10 +183,9 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
                 counters[VERSION] += 1
                 if instant:
                     counters[DELIVERED] = counters[VERSION]
-            if not counters[RESTARTED]:
-                counters[IN_FLIGHT] -= 1
-                busy[client] -= 1
             counters[RESTARTED] = 0
+            counters[IN_FLIGHT] -= 1
+            busy[client] -= 1
             free[counters[FREE]] = slot
             counters[FREE] += 1
             if mode == REFILL or (mode == ROUNDS and (kind == LOST or staleness > most >= 0)):
