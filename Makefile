@@ -25,7 +25,7 @@ federation-demo: setup ## A broker, a server and eight clients on this machine; 
 	$(BIN)/qafel federation-demo
 
 chaos: setup ## Kill servers, clients and brokers 200 times, and break the network; write results/chaos.json.
-	$(BIN)/python -m qafel.experiments.chaos --kills 200 --out results/chaos.json
+	$(BIN)/python tests/federation/chaos.py --kills 200 --out results/chaos.json
 
 test: lint types layers tests ## Lint, type-check, check the import layers, run the tests.
 
@@ -43,7 +43,7 @@ tests: setup ## Run the tests.
 	$(BIN)/python -m pytest -n auto
 
 bench: setup ## Time codecs, simulator and federation against their yardsticks, measure memory; write results/bench-*.json.
-	$(BIN)/qafel bench codec --out results/bench-codec.json
+	$(BIN)/qafel bench codec --on benchmarks/deltas.npz --out results/bench-codec.json
 	$(BIN)/qafel bench sim --out results/bench-sim.json
 	$(BIN)/qafel bench memory --out results/bench-memory.json
 	$(BIN)/qafel bench federation --out results/bench-federation.json

@@ -1,5 +1,7 @@
 """The quantizers that every property is tested on, and vectors to test them with."""
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 
@@ -58,3 +60,9 @@ def heavy_tailed(size: int, seed: int = 0, scale: float = 1e-3) -> npt.NDArray[n
     x = rng.standard_t(3, size) * scale
     x[rng.random(size) < 0.05] = 0
     return x.astype(np.float32)
+
+
+def deltas() -> dict[str, npt.NDArray[np.float32]]:
+    """What clients and the server sent in a recorded run: ``benchmarks/deltas.npz``."""
+    with np.load(Path(__file__).parents[1] / "benchmarks" / "deltas.npz", allow_pickle=False) as saved:
+        return {name: saved[name] for name in saved.files}

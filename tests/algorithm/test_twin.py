@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+import twin
 from qafel import Accepted, Advanced, Client, Job, QafelWarning, Server, Stepped, quantizer
-from qafel.experiments import twin
 
 SIZE = 300
 PAIRS = {

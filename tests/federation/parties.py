@@ -10,8 +10,8 @@ import numpy as np
 
 from qafel import vectors, wire
 from qafel.config import Job
-from qafel.federation import Member, Names, Plan, serve
-from qafel.federation.link import Link
+from qafel.federation import FederationClient, Plan, Subjects, serve
+from qafel.federation.nats import Connection
 from qafel.runs.result import Result
 from qafel.streams import derive, generator
 from qafel.vectors import Vector
@@ -77,8 +77,8 @@ def run(work: Coroutine[Any, Any, Any], seconds: float = 60) -> Any:
     return asyncio.run(limited())
 
 
-async def link(url: str, who: int | str = "test", name: str = "t", **options: Any) -> Link:
-    return await Link.open(url, Names(name), who, **options)
+async def link(url: str, who: int | str = "test", name: str = "t", **options: Any) -> Connection:
+    return await Connection.open(url, Subjects(name), who, **options)
 
 
 async def publish(url: str, uploads: list[tuple[int, bytes]]) -> None:
@@ -100,10 +100,10 @@ async def version(url: str, wanted: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def caught_up(url: str, job: Job, client: int, state: Path | None = None) -> Member:
+async def caught_up(url: str, job: Job, client: int, state: Path | None = None) -> FederationClient:
     """A client that has caught up, and its counts."""
     async with await link(url, client) as one:
-        member = Member(one, job, client, lambda x, task: x, state=state)
+        member = FederationClient(one, job, client, lambda x, task: x, state=state)
         await member._catch_up()
         member._save(now=True)
         return member

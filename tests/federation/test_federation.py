@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from parties import (
     SIZE,
     Background,
@@ -21,14 +22,13 @@ from parties import (
     update,
     version,
 )
-
 from qafel import wire
 from qafel.config import Job
 from qafel.errors import ConfigError, StateError
-from qafel.federation import Broker, Coordinator, Plan, join
+from qafel.federation import Broker, FederationServer, Plan, join
 from qafel.federation.checkpoints import Checkpoints
-from qafel.federation.fold import Fold
 from qafel.federation.objects import Manifest
+from qafel.federation.state import FederationState
 from qafel.runs.folder import RunFolder
 from qafel.server import Stepped
 from qafel.sim import Settings, Simulation
@@ -40,8 +40,10 @@ def many(job: Job, count: int, clients: int = 5) -> list[tuple[int, bytes]]:
     return [(k % clients, update(job, k % clients, k // clients)) for k in range(count)]
 
 
-def folded(chosen: Plan, job: Job, uploads: list[tuple[int, bytes]]) -> tuple[Fold, dict[int, bytes]]:
-    fold, increments = Fold(chosen, job, start(job.size)), {}
+def folded(
+    chosen: Plan, job: Job, uploads: list[tuple[int, bytes]]
+) -> tuple[FederationState, dict[int, bytes]]:
+    fold, increments = FederationState(chosen, job, start(job.size)), {}
     for sequence, (client, frame) in enumerate(uploads, 1):
         for event in fold.take(sequence, client, frame):
             if isinstance(event, Stepped):
@@ -165,9 +167,9 @@ def test_a_client_whose_hidden_state_is_not_the_servers_resyncs(broker: Broker, 
 
     async def drift() -> Any:
         async with await link(broker.url, 7) as one:
-            from qafel.federation import Member
+            from qafel.federation import FederationClient
 
-            member = Member(one, job, 7, lambda x, task: x)
+            member = FederationClient(one, job, 7, lambda x, task: x)
             await member._catch_up()
             member.core.hidden._x[0] += 1
             member.core.hidden.digest = member.core.hidden._digest()
@@ -372,7 +374,7 @@ def test_orphaned_pieces_are_collected_and_what_is_needed_stays(broker: Broker, 
     async def sweep() -> list[list[bool]]:
         async with await link(broker.url, "server") as one:
             folder = RunFolder.create(tmp_path / "server", "")
-            coordinator = Coordinator(chosen, job, start(), one, folder)
+            coordinator = FederationServer(chosen, job, start(), one, folder)
             await coordinator._prepare()
             names = one.names
             roots = [names.chunk(4, "object"), names.public("object"), names.private("object")]

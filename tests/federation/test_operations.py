@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parties import SIZE, ended, plan, publish, run, server, update
 
+from parties import SIZE, ended, plan, publish, run, server, update
 from qafel.errors import ConfigError
-from qafel.federation import Broker, Names, Plan
+from qafel.federation import Broker, Plan, Subjects
 from qafel.federation.broker import free_port
 from qafel.federation.leases import Lease, Leases, Wait
-from qafel.federation.names import owner
 from qafel.federation.plan import read
+from qafel.federation.subjects import owner
 
 
 @pytest.mark.parametrize("scenario", ["ordered", "clients", "wiped", "network", "paused"])
 def test_nothing_is_lost_when_processes_die_and_networks_fail(scenario: str) -> None:
     """20 kills in ``ordered`` and ``clients`` together; ``make chaos`` has 200."""
-    command = [sys.executable, "-m", "qafel.experiments.chaos", "--only", scenario, "--kills", "20"]
+    command = [sys.executable, str(Path(__file__).with_name("chaos.py")), "--only", scenario, "--kills", "20"]
     command += ["--seconds", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout, done.stderr[-2000:]
@@ -86,7 +86,7 @@ def test_names_and_owners_are_strict() -> None:
         assert owner(subject) is None
     for name in ("", "a.b", "a*", "a b", "x" * 33, ">", "-a", "ü", None):
         with pytest.raises(ConfigError):
-            Names(name)  # type: ignore[arg-type]
+            Subjects(name)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_standby_waits_and_takes_over_when_the_leader_resigns(broker: Broker, 
 
 
 def test_the_kill_switch_of_the_chaos_is_a_real_sigkill() -> None:
-    from qafel.experiments.chaos_parts import Killed
+    from chaos_parts import Killed
 
     child = os.fork()
     if child == 0:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parties import SIZE, ended, link, plan, publish, run, server, start, update
 
+from parties import SIZE, ended, link, plan, publish, run, server, start, update
 from qafel.errors import BrokerError, ConfigError
-from qafel.federation import Broker, Names, join, terms
-from qafel.federation import link as links
+from qafel.federation import Broker, Subjects, join, terms
+from qafel.federation import nats as links
 from qafel.federation.broker import configuration
 from qafel.federation.keys import make
 from qafel.federation.objects import Manifest
@@ -56,7 +56,7 @@ def test_a_federation_runs_over_tls_with_keys(locked: Broker, keys: Path, tmp_pa
     assert done.digest == ended(serving).summary.digest[16:]
 
 
-NAMES = Names("t")
+NAMES = Subjects("t")
 FORBIDDEN_PUBLISH = [
     NAMES.upload(1),
     NAMES.increment(1),

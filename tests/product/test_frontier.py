@@ -10,10 +10,10 @@ import pytest
 
 from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
 from qafel.errors import SpecError
-from qafel.experiments.reproduce import reproduce
-from qafel.experiments.tune import tune
 from qafel.quantizers import quantizer
+from qafel.reproduce import reproduce
 from qafel.sim import settings
+from qafel.tune import tune
 
 TASK = {
     "data": "digits",

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from qafel import Client, ConfigError, Job, quantizer
-from qafel.experiments import deltas
-from qafel.experiments.paper import CNN, paper_bytes
 from qafel.quantizers import Quantizer
+from qafel.reproduce.sizes import paper_bytes
+from qafel.tasks.cnn import LAYOUT as CNN
 from qafel.vectors import Vector
-from specs import heavy_tailed
+from specs import deltas, heavy_tailed
 
 
 def test_the_five_sizes_of_the_papers_tables() -> None:
@@ -41,7 +41,7 @@ def test_the_paper_has_no_size_for_other_quantizers() -> None:
         paper_bytes("qsgd:4")
 
 
-DELTAS = deltas.load()
+DELTAS = deltas()
 CLIENTS = [x for name, x in DELTAS.items() if name.startswith("client")]
 
 

@@ -16,8 +16,7 @@ import pytest
 from qafel import theory as formulas
 from qafel.client import Task
 from qafel.errors import ConfigError
-from qafel.experiments.paper import paper_bytes
-from qafel.experiments.reproduce import (
+from qafel.reproduce import (
     STUDIES,
     cells,
     claims,
@@ -28,10 +27,11 @@ from qafel.experiments.reproduce import (
     rows,
     yardstick,
 )
-from qafel.experiments.reproduce.fused import Fused
-from qafel.experiments.reproduce.logistic import Logistic
-from qafel.experiments.reproduce.runs import Diverged, run_all
+from qafel.reproduce.fused import Fused
+from qafel.reproduce.logistic import Logistic
+from qafel.reproduce.sizes import paper_bytes
 from qafel.sim import Simulation, settings
+from qafel.sim.batch import Diverged, run_all
 from qafel.tasks import data as datasets
 
 TINY = {"clients": 60, "uploads": 60, "evaluate_every": 20, "target": 0.3, "held_out_samples": 40}

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learners import Quadratic, step
 
 import timeline_twin
+import twin
+from learners import Quadratic, step
 from qafel import QafelWarning
-from qafel.experiments import twin
 from qafel.runs.folder import RunFolder
 from qafel.sim import Settings, Simulation, simulate
 from qafel.streams import derive, generator

@@ -10,8 +10,8 @@ from torch import nn
 
 from qafel import ConfigError, DivergenceError, Job
 from qafel.client import Task, assign
-from qafel.experiments import paper
 from qafel.tasks import engines, models
+from qafel.tasks.cnn import LAYOUT
 from qafel.tasks.local import LocalSgd
 from qafel.vectors import Vector
 
@@ -49,7 +49,7 @@ def test_the_kernel_equals_pytorch(colours: int, size: int, classes: int) -> Non
 
 def test_the_papers_cnn_has_its_parameters_in_its_layout() -> None:
     module = models.model("cnn", (3, 32, 32), 2, 0)
-    assert models.layout(module) == paper.CNN
+    assert models.layout(module) == LAYOUT
     assert models.flat(module).size == 29_282
 
 

@@ -12,7 +12,7 @@ from qafel.errors import ConfigError
 from qafel.records import provenance
 
 if TYPE_CHECKING:
-    from qafel.experiments.bench_rate import Coder, Point
+    from qafel.bench.rate import Coder, Point
 
 app = typer.Typer(help="Measure speed, as ratios to a yardstick in the same run.", no_args_is_help=True)
 
@@ -26,15 +26,23 @@ def codec(
         list[int] | None, typer.Option("--size", "-d", help="Coordinates; may be repeated.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds; a ratio is the median over them.")] = 15,
+    on: Annotated[
+        Path | None,
+        typer.Option(
+            "--on", help="Also measure the entropy coders, and bits against error, on these .npz deltas."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
     json: show.Json = False,
 ) -> None:
-    """Encode and decode-and-add on one thread, in units of np.copyto of the same array; the entropy coders;
-    and bits against error on vectors of a real run, with a figure beside --out.
+    """Encode and decode-and-add on one thread, in units of np.copyto of the same array.
+
+    With --on, also the entropy coders and the bits against the error, with a figure beside --out.
 
     Example: qafel bench codec qsgd:4,bucket=256,norm=max -d 1000000 --json
     """
-    from qafel.experiments import bench_codec, bench_rate
+    from qafel.bench import codec as bench_codec
+    from qafel.bench import rate as bench_rate
     from qafel.quantizers import quantizer
 
     if rounds < 1:
@@ -42,6 +50,7 @@ def codec(
     for d in size or ():
         check_size(d)
     _check_out(out)
+    deltas = bench_rate.load(on) if on else {}
     chosen, sizes = (
         [quantizer(spec).spec for spec in specs or bench_codec.SPECS],
         size or list(bench_codec.SIZES),
@@ -52,11 +61,11 @@ def codec(
         for row in bench_codec.bench_codec(sizes, chosen, rounds):
             rows.append(row)
             bar.update(task, advance=1, description=f"{row.spec} at {row.size:,}")
-        if not specs and not size:
-            for coder in bench_rate.coders(rounds):
+        if deltas:
+            for coder in bench_rate.coders(deltas, rounds):
                 coders.append(coder)
                 bar.update(task, description=f"{coder.coding} coder")
-            for point in bench_rate.points():
+            for point in bench_rate.points(deltas):
                 points.append(point)
                 bar.update(task, description=f"{point.spec} on deltas")
     figure = bench_rate.draw(points, out.with_suffix(".png")) if out and points else None
@@ -139,7 +148,7 @@ def sim(
 
     Example: qafel bench sim --engine kernel --rounds 3 --json
     """
-    from qafel.experiments import bench_sim
+    from qafel.bench import sim as bench_sim
     from qafel.tasks.engines import ENGINES, compiler
 
     if rounds < 1 or uploads < 1:
@@ -212,8 +221,8 @@ def memory(
     import sys
     import tempfile
 
+    from qafel.bench import sim as bench_sim
     from qafel.cli.run import live
-    from qafel.experiments import bench_sim
 
     cases = case or list(bench_sim.MEMORY)
     for name in cases:
@@ -267,7 +276,7 @@ def federation(
 
     Example: qafel bench federation --out results/bench-federation.json
     """
-    from qafel.experiments import bench_federation as bench
+    from qafel.bench import federation as bench
 
     _check_out(out)
     found: dict[str, dict[str, object]] = {}

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from qafel.cli import show
@@ -23,18 +24,17 @@ def demo(
     Example: qafel demo --uploads 1000 --out runs/demo
     """
     from qafel import report
-    from qafel.experiments import demo as experiment
     from qafel.runs.folder import new_folder
-    from qafel.sim import compare as comparison
+    from qafel.sim import Settings, comparison
 
     if uploads < 1:
         raise ConfigError(f"--uploads must be at least 1, not {uploads}")
     report.pyplot()
+    shared = Settings(uploads=uploads, seed=seed, evaluate_every=min(250, uploads))
+    runs = {name: [msgspec.structs.replace(shared, algorithm=name)] for name in ("qafel", "fedbuff")}
     out = show.out_folder(out or new_folder(Path("runs"), "demo"))
     with live("qafel", json) as bar, resumable():
-        results = comparison.compare(
-            experiment.runs(seed, uploads), out, progress=lambda name, run: bar(run, name)
-        )
+        results = comparison.compare(runs, out, progress=lambda name, run: bar(run, name))
     rows = comparison.table(results)
     figure = comparison.draw(results, out / "demo.png")
     if json:

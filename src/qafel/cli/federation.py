@@ -268,7 +268,7 @@ def federation_demo(
     Example: qafel federation-demo --out runs/federation
     """
     from qafel import report
-    from qafel.experiments import federation_demo as experiment
+    from qafel.cli import federation_demo as experiment
     from qafel.runs.folder import new_folder
 
     report.pyplot()

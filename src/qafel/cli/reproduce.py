@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-    from qafel.experiments.reproduce import Study
+    from qafel.reproduce import Study
 
 NAMES = ("table1", "table2", "concurrency", "quantizers", "hidden-state", "mushrooms", "theory", "frontier")
 LOGISTIC = "mushrooms"
@@ -47,7 +47,7 @@ def reproduce(
     Example: qafel reproduce table1 --data smiles32.npz --seeds 3 --out runs/paper
     """
     from qafel import report
-    from qafel.experiments import reproduce as studies
+    from qafel import reproduce as studies
     from qafel.tasks.settings import parse, unknown
 
     if name != "all" and name not in NAMES:

@@ -14,7 +14,7 @@ from qafel.errors import ConfigError
 if TYPE_CHECKING:
     from qafel.runs.result import Result
     from qafel.sim import Simulation
-    from qafel.sim.compare import Row
+    from qafel.sim.comparison import Row
 
 INTERRUPTED = 130
 CLIENTS = 7474
@@ -187,7 +187,7 @@ def compare(
 
     Example: qafel compare qafel fedbuff --set uploads=3000 --seeds 3 --out runs/mine
     """
-    from qafel.sim import compare as comparison
+    from qafel.sim import comparison
 
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, not {seeds}")

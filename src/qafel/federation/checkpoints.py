@@ -9,7 +9,7 @@ import msgspec
 from qafel import wire
 from qafel.errors import FrameError
 from qafel.federation import objects
-from qafel.federation.link import Link
+from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest
 from qafel.federation.register import Register
 from qafel.runs.folder import RunFolder
@@ -28,7 +28,7 @@ class Pointer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Checkpoints:
     """Those of one federation."""
 
-    def __init__(self, link: Link, folder: RunFolder) -> None:
+    def __init__(self, link: Connection, folder: RunFolder) -> None:
         self._link, self._folder = link, folder
         self._root = link.names.private("object")
         self.key = Register(link, link.names.private("checkpoint"))

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from qafel.federation.fold import Fold
 from qafel.federation.leases import Ask, Done, Lease, Leases, Reply, Wait
-from qafel.federation.link import Link
-from qafel.federation.metrics import Metrics
-from qafel.federation.names import owner
+from qafel.federation.monitoring import Metrics
+from qafel.federation.nats import Connection
 from qafel.federation.plan import Plan
+from qafel.federation.state import FederationState
+from qafel.federation.subjects import owner
 
 Journal = Callable[..., None]
 
@@ -20,10 +20,10 @@ Journal = Callable[..., None]
 class Desk:
     """Leases for clients, gauges and a status line for whoever watches."""
 
-    def __init__(self, plan: Plan, link: Link, metrics: Metrics, journal: Journal) -> None:
+    def __init__(self, plan: Plan, link: Connection, metrics: Metrics, journal: Journal) -> None:
         self._plan, self._link, self._metrics, self._journal = plan, link, metrics, journal
         self.leases = Leases(plan.concurrency, plan.lease_seconds, plan.rest_seconds)
-        self.fold: Fold | None = None
+        self.fold: FederationState | None = None
         self.version = 0
         """The last version in the broker."""
         self.ended = False
@@ -48,7 +48,7 @@ class Desk:
         self._metrics.add("bytes_downloaded_total", ask.downloaded)
         await message.respond(msgspec.msgpack.encode(self._reply(fold, client, ask.number)))
 
-    def _reply(self, fold: Fold, client: int, number: int) -> Reply:
+    def _reply(self, fold: FederationState, client: int, number: int) -> Reply:
         if fold.reason is not None:
             return Done(fold.reason) if self.ended else Wait(0.2)
         reply = self.leases.ask(client, max(number, fold.server.seen.next(client)), time.monotonic())

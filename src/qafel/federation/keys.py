@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from qafel.errors import ConfigError, MissingExtraError
-from qafel.federation.names import Names
+from qafel.federation.subjects import Subjects
 
 DAYS = 365
 
@@ -31,7 +31,7 @@ def make(
     days: float = DAYS,
 ) -> list[Path]:
     """Make what is missing of a federation's keys; adding a client later leaves the others as they are."""
-    names, folder = Names(name), Path(folder)
+    names, folder = Subjects(name), Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         users = _users(folder)
@@ -74,7 +74,7 @@ def broker_block(folder: Path) -> list[str]:
         "  timeout: 5",
         "}",
     ]
-    names = Names(users["name"])
+    names = Subjects(users["name"])
     server = _user(users["users"]["server"], ", allow_responses: true")
     clients = [_user(user) for who, user in users["users"].items() if who != "server"]
     services = json.dumps(names.services())[1:-1].split(", ")

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 
 from qafel.errors import FencedError
-from qafel.federation.link import Link
+from qafel.federation.nats import Connection
 from qafel.federation.register import Register
 
 LEASE = 4.0
@@ -20,7 +20,7 @@ RENEW = 1.0
 class Leadership:
     """The right to write."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Connection) -> None:
         self._key = Register(link, link.names.private("leader"))
         self.holder = secrets.token_hex(8)
         self.term = 0

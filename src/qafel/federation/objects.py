@@ -13,7 +13,7 @@ import msgspec
 
 from qafel import wire
 from qafel.errors import FrameError
-from qafel.federation.link import Link
+from qafel.federation.nats import Connection
 
 MAGIC = b"QM"
 FORMAT = 1
@@ -56,7 +56,7 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-async def put(link: Link, root: str, data: bytes) -> Manifest:
+async def put(link: Connection, root: str, data: bytes) -> Manifest:
     """Write an object under ``root.DIGEST``; writing it again changes nothing."""
     manifest = Manifest(digest(data), len(data), min(PIECE, max(1024, link.max_payload // 2)))
 
@@ -69,7 +69,7 @@ async def put(link: Link, root: str, data: bytes) -> Manifest:
     return manifest
 
 
-async def get(link: Link, root: str, manifest: Manifest, limit: int) -> bytes:
+async def get(link: Connection, root: str, manifest: Manifest, limit: int) -> bytes:
     """Read an object of at most ``limit`` bytes; FrameError where it is not all there, or is another."""
     if manifest.size > limit:
         raise FrameError(f"an object of {manifest.size} bytes, where at most {limit} make sense")
@@ -89,6 +89,6 @@ async def get(link: Link, root: str, manifest: Manifest, limit: int) -> bytes:
     return data
 
 
-async def remove(link: Link, root: str, manifest: Manifest) -> None:
+async def remove(link: Connection, root: str, manifest: Manifest) -> None:
     """Remove an object's pieces."""
     await link.purge(link.names.objects, subject=f"{root}.{manifest.digest}.*")

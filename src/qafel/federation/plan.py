@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from qafel.errors import ConfigError
-from qafel.federation.names import Names
+from qafel.federation.subjects import Subjects
 from qafel.tasks.settings import Learning, read_file
 
 
@@ -14,7 +14,7 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that decides what a federation does."""
 
     name: str = "qafel"
-    """Names its streams and subjects."""
+    """Subjects its streams and subjects."""
     downlink: Literal["broadcast", "catch-up"] = "broadcast"
     """Clients hear every increment, or fetch what they missed when they start a task."""
     concurrency: int = 100
@@ -34,7 +34,7 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Names(self.name)
+        Subjects(self.name)
         for name in ("concurrency", "max_pending", "replicas"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")

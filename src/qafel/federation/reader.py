@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any
 
 from qafel.errors import BrokerError
-from qafel.federation.link import Link, Message
+from qafel.federation.nats import Connection, Message
 
 BATCH = 256
 EXPIRES = 5.0
@@ -22,7 +22,7 @@ HEARTBEAT = 1.0
 class Reader:
     """Messages of a stream after ``sequence``."""
 
-    def __init__(self, link: Link, stream: str, sequence: int) -> None:
+    def __init__(self, link: Connection, stream: str, sequence: int) -> None:
         self._link, self._stream, self.sequence = link, stream, sequence
         self._found: deque[Message] = deque()
         self._news = asyncio.Event()

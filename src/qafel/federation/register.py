@@ -5,7 +5,7 @@ then on, whoever wrote before is refused.
 """
 
 from qafel.errors import FencedError
-from qafel.federation.link import Link
+from qafel.federation.nats import Connection
 
 LAST = "Nats-Expected-Last-Subject-Sequence"
 TERM = 8
@@ -15,7 +15,7 @@ TERM = 8
 class Register:
     """One key."""
 
-    def __init__(self, link: Link, subject: str, term: int = 0) -> None:
+    def __init__(self, link: Connection, subject: str, term: int = 0) -> None:
         self._link, self._subject, self.term = link, subject, term
         self.revision = 0
 

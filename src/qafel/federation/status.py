@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from qafel.errors import BrokerError
-from qafel.federation.link import Link
-from qafel.federation.names import Names
+from qafel.federation.nats import Connection
+from qafel.federation.subjects import Subjects
 
 SILENCE = 10.0
 
@@ -18,8 +18,8 @@ def watch(name: str, broker: str, keys: Path | None = None) -> Iterator[dict[str
     """The server's words as they come, until it has ended; BrokerError when it says nothing for a while."""
     loop, link = asyncio.new_event_loop(), None
     try:
-        names = Names(name)
-        link = loop.run_until_complete(Link.open(broker, names, "server", keys=keys))
+        names = Subjects(name)
+        link = loop.run_until_complete(Connection.open(broker, names, "server", keys=keys))
         heard: asyncio.Queue[bytes] = asyncio.Queue()
 
         async def hear(message: Any) -> None:

@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
-from qafel.federation.fold import Fold
+from qafel.federation.state import FederationState
 from qafel.hidden import digest
 from qafel.runs.result import Summary
 from qafel.tasks.settings import named
 
 
-def summarise(fold: Fold, provenance: dict[str, Any]) -> Summary:
+def summarise(fold: FederationState, provenance: dict[str, Any]) -> Summary:
     """What came out."""
     plan, job, server = fold.plan, fold.job, fold.server
     settings = dict(zip(plan.__struct_fields__, msgspec.structs.astuple(plan), strict=True))

@@ -4,13 +4,13 @@ from collections import Counter
 
 import msgspec
 
-from qafel.federation.link import Link
+from qafel.federation.nats import Connection
 
 
 class Sweeper:
     """Removes what nobody needs and nothing was added to since the last time."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Connection) -> None:
         self._link = link
         self._suspects: dict[str, int] = {}
 

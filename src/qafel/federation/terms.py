@@ -6,7 +6,7 @@ import msgspec
 
 from qafel import wire
 from qafel.errors import BrokerError, FrameError
-from qafel.federation.link import Link, patiently
+from qafel.federation.nats import Connection, patiently
 
 MAGIC = b"QT"
 FORMAT = 1
@@ -28,7 +28,7 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return wire.unpack(wire.unseal(MAGIC, FORMAT, data), msgspec.msgpack.Decoder(cls))
 
 
-async def read(link: Link, said: Callable[[BrokerError], None]) -> Terms:
+async def read(link: Connection, said: Callable[[BrokerError], None]) -> Terms:
     """What the federation is about; waits for its server to say so."""
     names = link.names
 

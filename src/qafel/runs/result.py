@@ -67,7 +67,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float]
     workers: int
     digest: str
-    """Names the final model and hidden state, to the bit."""
+    """Subjects the final model and hidden state, to the bit."""
     settings: dict[str, Any]
     provenance: dict[str, Any]
 

@@ -373,7 +373,7 @@ class Simulation:
 
     @property
     def digest(self) -> str:
-        """Names the model and the hidden state, to the bit."""
+        """Subjects the model and the hidden state, to the bit."""
         return f"{digest(self.server.x, self.server.version):016x}{self.server.hidden.digest:016x}"
 
 

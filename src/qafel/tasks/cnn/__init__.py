@@ -34,6 +34,10 @@ def side(size: int) -> int:
     return size
 
 
+LAYOUT = vectors.Layout.of(shapes(3, 32, 2))
+"""The paper's CNN on its 32 × 32 colour images: 29,282 parameters."""
+
+
 class Cnn:
     """Room to compute in, for images of one size; not to be shared between threads."""
 

@@ -1,0 +1,1 @@
+"""What ``qafel bench`` runs: timings, as ratios to a yardstick in the same run."""

@@ -1,0 +1,51 @@
+"""The paper, reproduced: every table, figure and claim by name.
+
+    reproduce("table1", data="smiles32.npz", seeds=3, out=Path("runs/paper"))
+
+runs what has not been run, and returns a ``Study``: rows next to the paper's, claims that held or not, and
+the JSON, CSV and figures it wrote. What was interrupted goes on where it stopped.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from qafel.errors import ConfigError
+from qafel.reproduce import celeba, frontier, mushrooms, theory
+from qafel.reproduce.study import Options, Study
+
+STUDIES: dict[str, Callable[[Options], Study]] = {
+    "table1": celeba.table1,
+    "table2": celeba.table2,
+    "concurrency": celeba.concurrency,
+    "quantizers": celeba.quantizers,
+    "hidden-state": celeba.hidden_state,
+    "mushrooms": mushrooms.mushrooms,
+    "theory": theory.theory,
+    "frontier": frontier.frontier,
+}
+
+__all__ = ["STUDIES", "Options", "Study", "reproduce"]
+
+
+def reproduce(
+    name: str,
+    *,
+    data: str | None = None,
+    seeds: int = 3,
+    quick: bool = False,
+    jobs: int | None = None,
+    out: Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    tell: Callable[[str, float], None] = lambda _what, _share: None,
+) -> Study:
+    """One study by name; ``changes`` are settings on top of its protocol."""
+    if name not in STUDIES:
+        raise ConfigError(f"there is no study {name!r}; known are {', '.join(STUDIES)}")
+    for option, value in (("--seeds", seeds), ("--jobs", 1 if jobs is None else jobs)):
+        if value < 1:
+            raise ConfigError(f"{option} must be at least 1, not {value}")
+    options = Options(
+        data=data, seeds=seeds, quick=quick, jobs=jobs, out=out, changes=dict(changes or {}), tell=tell
+    )
+    return STUDIES[name](options)

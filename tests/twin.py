@@ -1,0 +1,219 @@
+"""Slow twins: the quantizers and the paper's three algorithms, line by line, in plain numpy.
+
+Nothing here is fast and nothing here comes from the package but the names of random streams. Quantizers are
+functions (x, seed) -> Q(x) that never see a byte; the algorithms hold arrays, not frames.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from qafel.streams import derive
+
+Vector = npt.NDArray[np.float32]
+TwinQuantizer = Callable[[Vector, int], Vector]
+F32 = np.float32
+
+
+def random_words(seed: int, first: int, count: int) -> npt.NDArray[np.uint32]:
+    """Words of the counter-based stream."""
+    mask = (1 << 64) - 1
+    z = (seed + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    z ^= z >> 31
+    key0, key1 = z & 0xFFFFFFFF, z >> 32
+    words = []
+    for k in range(first, first + count):
+        h = (k + key0) & 0xFFFFFFFF
+        h ^= h >> 16
+        h = h * 0x21F0AAAD & 0xFFFFFFFF
+        h ^= key1
+        h ^= h >> 15
+        h = h * 0x735A2D97 & 0xFFFFFFFF
+        h ^= h >> 15
+        words.append(h)
+    return np.array(words, np.uint32)
+
+
+def random_halves(seed: int, count: int) -> list[int]:
+    """The 16 random bits of coordinates 0, 1, …"""
+    return [int(w >> shift & 0xFFFF) for w in random_words(seed, 0, -(-count // 2)) for shift in (0, 16)][
+        :count
+    ]
+
+
+def squared_norm(x: Vector) -> float:
+    """Σ x²: sixteen lanes, the lanes in order, then the tail."""
+    squares = [float(v) * float(v) for v in x]
+    whole = len(squares) // 16 * 16
+    total = 0.0
+    for lane in range(16):
+        partial = 0.0
+        for value in squares[lane:whole:16]:
+            partial += value
+        total += partial
+    for value in squares[whole:]:
+        total += value
+    return total
+
+
+def identity(x: Vector, seed: int) -> Vector:
+    """Full precision."""
+    del seed
+    return x.copy()
+
+
+def qsgd(levels: int, bucket: int | None = None, norm: str = "l2") -> TwinQuantizer:
+    """QSGD of at most 8 bits for numbers of ordinary size."""
+
+    def quantize(x: Vector, seed: int) -> Vector:
+        halves, out = random_halves(seed, x.size), np.zeros_like(x)
+        width = bucket or x.size
+        for start in range(0, x.size, width):
+            piece = x[start : start + width]
+            scale = F32(np.abs(piece).max()) if norm == "max" else F32(math.sqrt(squared_norm(piece)))
+            if scale == 0:
+                continue
+            full = F32(levels * 65536)
+            rate = F32(full / scale)
+            if F32(scale * rate) > full:
+                rate = np.nextafter(rate, F32(0))
+            step = F32(scale / F32(levels))
+            if F32(step * F32(levels)) > scale:
+                step = np.nextafter(step, F32(0))
+            for i, value in enumerate(piece, start):
+                fixed = int(F32(F32(value * rate) + F32(levels * 65536 + 0.5)))
+                level = (fixed + halves[i] >> 16) - levels
+                out[i] = F32(level) * step
+        return out
+
+    return quantize
+
+
+def affine(bits: int, tensors: list[tuple[int, bool]] | None = None) -> TwinQuantizer:
+    """Min–max quantization; ``tensors`` are (size, quantized) in order."""
+
+    def quantize(x: Vector, seed: int) -> Vector:
+        del seed
+        out, start, top = x.copy(), 0, 2**bits - 1
+        for size, quantized in tensors or [(x.size, True)]:
+            piece = x[start : start + size].astype(np.float64)
+            low, high = min(piece.min(), 0.0), max(piece.max(), 0.0)
+            step = (high - low) / top
+            if quantized and step:
+                zero = np.rint(-low / step)
+                out[start : start + size] = (np.clip(np.rint(piece / step) + zero, 0, top) - zero) * step
+            start += size
+        return out
+
+    return quantize
+
+
+def topk(fraction: float) -> TwinQuantizer:
+    """The k largest, the lower position first among equals."""
+
+    def quantize(x: Vector, seed: int) -> Vector:
+        del seed
+        order = sorted(range(x.size), key=lambda i: (-abs(x[i]), i))
+        out = np.zeros_like(x)
+        for i in order[: math.ceil(fraction * x.size)]:
+            out[i] = x[i]
+        return out
+
+    return quantize
+
+
+def randk(fraction: float, *, scaled: bool) -> TwinQuantizer:
+    """k random ones by selection sampling."""
+
+    def quantize(x: Vector, seed: int) -> Vector:
+        count, out = math.ceil(fraction * x.size), np.zeros_like(x)
+        words, wanted = random_words(seed, 0, 2 * x.size), count
+        for i in range(x.size):
+            u = (int(words[2 * i]) << 21 ^ int(words[2 * i + 1]) >> 11) * 2.0**-53
+            if u * (x.size - i) < wanted:
+                out[i] = x[i] * F32(x.size / count) if scaled else x[i]
+                wanted -= 1
+        return out
+
+    return quantize
+
+
+def contract(inner: TwinQuantizer, omega: float) -> TwinQuantizer:
+    """1/(1 + ω) of an unbiased one."""
+    return lambda x, seed: F32(1 / (1 + omega)) * inner(x, seed)
+
+
+def induced(first: TwinQuantizer, rest: TwinQuantizer) -> TwinQuantizer:
+    """C(x) + Q(x − C(x))."""
+
+    def quantize(x: Vector, seed: int) -> Vector:
+        head = first(x, derive(seed, "first"))
+        return head + rest(x - head, derive(seed, "rest"))
+
+    return quantize
+
+
+@dataclass
+class TwinServer:
+    """Algorithm 1, QAFeL-server."""
+
+    x: Vector
+    quantize: TwinQuantizer
+    buffer_size: int
+    rate: float = 1.0
+    momentum: float = 0.0
+    weight: Callable[[int], float] = lambda tau: 1.0
+    seed: int = 0
+    direct: bool = False
+    version: int = 0
+    count: int = 0
+    hidden: Vector = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hidden = self.x.copy()  # line 1: x̂⁰ ← x⁰
+        self.total = np.zeros_like(self.x)
+        self.m = np.zeros_like(self.x)
+
+    def receive(self, delta: Vector, version: int) -> Vector | None:
+        """Lines 5 to 16; returns q when a step was taken."""
+        self.total = self.total + F32(self.weight(self.version - version)) * delta
+        self.count += 1
+        if self.count < self.buffer_size:
+            return None
+        mean = self.total / F32(self.buffer_size)
+        self.m = F32(self.momentum) * self.m + mean
+        self.x = self.x + F32(self.rate) * self.m
+        q = self.quantize(
+            self.x if self.direct else self.x - self.hidden, derive(self.seed, "increment", self.version)
+        )
+        self.hidden = q if self.direct else self.hidden + q
+        self.total, self.count, self.version = np.zeros_like(self.x), 0, self.version + 1
+        return q
+
+
+@dataclass
+class TwinClient:
+    """Algorithms 2 and 3, QAFeL-client and QAFeL-client-background."""
+
+    number: int
+    hidden: Vector
+    quantize: TwinQuantizer
+    seed: int = 0
+    version: int = 0
+    tasks: int = 0
+
+    def background(self, q: Vector, *, direct: bool = False) -> None:
+        """x̂ ← x̂ + q."""
+        self.hidden = q if direct else self.hidden + q
+        self.version += 1
+
+    def train(self, trainer: Callable[[Vector], Vector]) -> tuple[Vector, int]:
+        """The quantized y_P − y_0, and the version it started from."""
+        seed = derive(derive(self.seed, "task", self.number, self.tasks), "update")
+        self.tasks += 1
+        return self.quantize(trainer(self.hidden.copy()), seed), self.version
