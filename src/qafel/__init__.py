@@ -9,8 +9,11 @@ from qafel.client import Advanced, Client, Drifted, Ignored, Missed, Task, local
 from qafel.coding.work import set_threads
 from qafel.config import Job, algorithm
 from qafel.errors import (
+    BrokerError,
     ConfigError,
     DivergenceError,
+    FencedError,
+    FormatError,
     FrameError,
     MissingExtraError,
     OutOfSyncError,
@@ -18,11 +21,13 @@ from qafel.errors import (
     QafelWarning,
     SpecError,
     StateError,
+    Stopped,
     UsageError,
     VectorError,
+    WorkerError,
 )
 from qafel.quantizers import Measured, Quantizer, measure, quantizer, register, registered
-from qafel.server import Accepted, Answer, Server, Stepped
+from qafel.server import Accepted, Server, Stepped
 from qafel.vectors import Layout
 from qafel.wire import Rejected
 
@@ -31,11 +36,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Accepted",
     "Advanced",
-    "Answer",
+    "BrokerError",
     "Client",
     "ConfigError",
     "DivergenceError",
     "Drifted",
+    "FencedError",
+    "FormatError",
     "FrameError",
     "Ignored",
     "Job",
@@ -52,9 +59,11 @@ __all__ = [
     "SpecError",
     "StateError",
     "Stepped",
+    "Stopped",
     "Task",
     "UsageError",
     "VectorError",
+    "WorkerError",
     "__version__",
     "algorithm",
     "local_sgd",

@@ -1,12 +1,12 @@
-"""The job: everything server and clients agree on before the first byte, and what the algorithm's knobs are.
+"""The job: everything that server and clients agree on before the first byte; and its defaults.
 
-One server runs them all; the algorithms are presets of a job:
+The algorithms are presets of a job for the same server:
 
     qafel      a quantizer each way, the increment is Q_s(x − x̂)
     fedbuff    identity both ways: full precision
     fedasync   fedbuff with a buffer of one and the weight 1/√(1 + τ)
-    fedavg     fedbuff whose clients train in rounds of K: what is synchronous about it is the clock
-    naive      the model itself is quantized, Q_s(x), with no hidden state to catch the error: the foil
+    fedavg     fedbuff whose clients train in rounds of K: only its clock is synchronous
+    naive      the model itself is quantized, Q_s(x), without a hidden state: the paper's counter-example
 """
 
 import math
@@ -24,16 +24,19 @@ from qafel.vectors import MAX_SIZE, Layout
 Weight = Callable[[int], float]
 
 MAX_PAYLOAD = (1 << 32) - 1
-"""Bytes that one field of a frame can have."""
+"""The longest field that a frame can have, in bytes."""
 DEFAULT_QUANTIZER = "qsgd:4,bucket=256,norm=max"
+"""Both quantizers of a bare ``Job``, and of models below SMALL_MODEL coordinates."""
 CLIENT_QUANTIZER, SERVER_QUANTIZER = "rotated:bits=0.5", "deadzone:step=1.8"
-"""What runs of ``qafel`` use where nobody says: docs/frontier.md measures them."""
+"""The default quantizers of ``algorithm("qafel")``; docs/frontier.md measures them."""
 SMALL_MODEL = 4096
-"""Models with fewer coordinates use DEFAULT_QUANTIZER: their frames are mostly headers anyway."""
+"""Below this many coordinates a frame is mostly header, and four bits cost little."""
+MOMENTUM = 0.3
+"""The default server momentum of ``algorithm``."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What server and clients agree on. Its ``id``, a fingerprint of all of it, stands in every frame."""
+    """What server and clients agree on. Its ``id``, a fingerprint of all fields, is part of every frame."""
 
     size: int
     """Coordinates of the model, d."""
@@ -44,7 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     broadcast: Literal["difference", "model"] = "difference"
     """What an increment carries: Q_s(x − x̂), or the model itself, Q_s(x)."""
     buffer_size: int = 10
-    """Updates that make a server step, K."""
+    """K: the number of updates in a server step."""
     server_rate: float = 1.0
     """Server learning rate, η_g."""
     momentum: float = 0.0
@@ -52,54 +55,52 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     staleness_weight: str = "constant"
     """w(τ): ``constant``, ``sqrt`` = 1/√(1 + τ), or ``polynomial:a`` = (1 + τ)^−a."""
     max_staleness: int | None = None
-    """Updates of a larger τ are rejected."""
+    """Updates with a larger τ are rejected."""
     seed: int = 0
-    """Of the quantizers and everything else that is random."""
+    """The seed of the quantizers and of everything else that is random."""
     layout: Layout | None = None
-    """Named tensors of the model, for the quantizers that look at them."""
+    """The model's named tensors, for quantizers that use them."""
 
     def __post_init__(self) -> None:
         for name in ("size", "buffer_size", "max_staleness", "seed"):
-            _set(self, name, operator.index, "a whole number", optional=name == "max_staleness")
+            _set(self, name, operator.index, "an integer", optional=name == "max_staleness")
         for name in ("server_rate", "momentum"):
             _set(self, name, lambda value: float(value) + 0.0, "a number")
         if not 1 <= self.size <= MAX_SIZE:
-            raise ConfigError(f"size must be from 1 to {MAX_SIZE}, not {self.size}")
+            raise ConfigError(f"size must be from 1 to {MAX_SIZE}, got {self.size}")
         if not isinstance(self.layout, Layout | None):
             raise ConfigError("layout must be a Layout; Layout.of({name: shape, …}) makes one")
         if self.layout is not None and self.layout.size != self.size:
             raise ConfigError(f"the layout has {self.layout.size} coordinates, the job {self.size}")
         if not 1 <= self.buffer_size < 1 << 31:
-            raise ConfigError(f"buffer_size must be at least 1 and below 2³¹, not {self.buffer_size}")
+            raise ConfigError(f"buffer_size must be at least 1 and below 2³¹, got {self.buffer_size}")
         if not 0 < self.server_rate < 3.4e38:
-            raise ConfigError(f"server_rate must be positive and finite, not {self.server_rate}")
+            raise ConfigError(f"server_rate must be positive and finite, got {self.server_rate}")
         if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must be at least 0 and below 1, not {self.momentum}")
+            raise ConfigError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if self.max_staleness is not None and not 0 <= self.max_staleness < 1 << 40:
-            raise ConfigError(f"max_staleness must be at least 0 and below 2⁴⁰, not {self.max_staleness}")
+            raise ConfigError(f"max_staleness must be at least 0 and below 2⁴⁰, got {self.max_staleness}")
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigError("seed must fit into 64 bits")
         if self.broadcast not in ("difference", "model"):
-            raise ConfigError(f"broadcast must be 'difference' or 'model', not {self.broadcast!r}")
+            raise ConfigError(f"broadcast must be 'difference' or 'model', got {self.broadcast!r}")
         if not isinstance(self.staleness_weight, str):
-            raise ConfigError(
-                "staleness_weight is a name; a function of your own goes into Server(…, weight=…)"
-            )
+            raise ConfigError("staleness_weight must be a name; pass a function as Server(…, weight=…)")
         named_weight(self.staleness_weight)
         for name in ("client_quantizer", "server_quantizer"):
-            found = quantizer(getattr(self, name), self.layout)
-            if found.max_bytes(self.size) > MAX_PAYLOAD:
-                raise ConfigError(f"a message of {found.spec} at {self.size} coordinates would exceed 4 GB")
-            msgspec.structs.force_setattr(self, name, found.spec)
+            q = quantizer(getattr(self, name), self.layout)
+            if q.max_bytes(self.size) > MAX_PAYLOAD:
+                raise ConfigError(f"a message of {q.spec} at {self.size} coordinates would exceed 4 GB")
+            msgspec.structs.force_setattr(self, name, q.spec)
 
     def to_bytes(self) -> bytes:
-        """The bytes that ``Welcome`` carries and ``id`` is a fingerprint of."""
+        """The job as bytes, for a client that joins; ``id`` is their fingerprint."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Job":
-        """The job that a peer describes, or FrameError."""
-        return wire.unpack(data, msgspec.msgpack.Decoder(cls))
+        """The inverse of ``to_bytes``, or FrameError."""
+        return wire.unpack(data, wire.decoder(cls))
 
     @property
     def id(self) -> int:
@@ -121,7 +122,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def _set(job: Job, name: str, convert: Callable[[Any], Any], what: str, *, optional: bool = False) -> None:
-    """Make a field what it should be: equal jobs must have equal bytes, and 1 is not 1.0 there."""
+    """Convert a field to its type: equal jobs must have equal bytes, and 1 and 1.0 have not."""
     value = getattr(job, name)
     if value is None and optional:
         return
@@ -130,7 +131,7 @@ def _set(job: Job, name: str, convert: Callable[[Any], Any], what: str, *, optio
             raise TypeError
         msgspec.structs.force_setattr(job, name, convert(value))
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{name} must be {what}, not {value!r}") from error
+        raise ConfigError(f"{name} must be {what}, got {value!r}") from error
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -147,14 +148,22 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-def algorithm(name: str, *, size: int, **options: Any) -> Job:
-    """The job of a named algorithm, with ``options`` of Job on top."""
+def defaults(name: str, size: int) -> dict[str, Any]:
+    """The options of Job that an algorithm uses at a model size unless told otherwise."""
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}; known are {', '.join(ALGORITHMS)}")
-    unknown = set(options) - set(Job.__struct_fields__)
+    chosen = {"momentum": MOMENTUM, **ALGORITHMS[name]}
+    if name == "qafel" and size >= SMALL_MODEL:
+        chosen |= {"client_quantizer": CLIENT_QUANTIZER, "server_quantizer": SERVER_QUANTIZER}
+    return chosen
+
+
+def algorithm(name: str, *, size: int, **options: Any) -> Job:
+    """The job of a named algorithm: its ``defaults``, then ``options`` of Job."""
+    unknown = sorted(set(options) - set(Job.__struct_fields__))
     if unknown:
-        raise ConfigError(f"a job has no {sorted(unknown)[0]!r}; it has {', '.join(Job.__struct_fields__)}")
-    return Job(size=size, **{**ALGORITHMS[name], **options})
+        raise ConfigError(f"a job has no {unknown[0]!r}; it has {', '.join(Job.__struct_fields__)}")
+    return Job(size=size, **{**defaults(name, size), **options})
 
 
 def named_weight(name: str) -> Weight:
@@ -174,7 +183,7 @@ def named_weight(name: str) -> Weight:
 
 
 def remedy(q: Quantizer, size: int) -> str:
-    """What to use in the place of a server quantizer that is not a contraction."""
+    """The specs to use instead of a server quantizer that is not a contraction."""
     fixes = [DEFAULT_QUANTIZER] if quantizer(DEFAULT_QUANTIZER).delta(size) > 0 else []
     if q.unbiased:
         fixes.append(f"contract:{q.spec} (delta {Contract(q).delta(size):.3g})")
@@ -183,7 +192,7 @@ def remedy(q: Quantizer, size: int) -> str:
 
 
 def unbiased_one(q: Quantizer) -> str:
-    """The spec of an unbiased quantizer to use in the place of ``q``."""
+    """The spec of an unbiased quantizer to use instead of ``q``."""
     try:
         return quantizer(f"induced:{q.spec}+{DEFAULT_QUANTIZER}").spec
     except SpecError:

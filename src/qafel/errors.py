@@ -1,19 +1,22 @@
-"""Every error qafel raises on purpose, as one tree.
+"""Every error that qafel raises on purpose, as one tree.
 
     QafelError
-    ├── UsageError          you misused it: fix the call (also a ValueError)
-    │   ├── SpecError       a quantizer spec that cannot be read; carries the nearest valid one
-    │   ├── VectorError     a vector that cannot be coded: wrong type or shape, NaN, infinity
-    │   ├── ConfigError     a job or option outside its range
-    │   ├── StateError      saved state that is damaged or belongs to something else
-    │   ├── OutOfSyncError  a client asked to train before it has a trustworthy hidden state
+    ├── UsageError             you misused it: fix the call (also a ValueError)
+    │   ├── SpecError          a quantizer spec that cannot be read; carries the nearest valid one
+    │   ├── VectorError        a vector that cannot be coded: wrong type or shape, NaN, infinity
+    │   ├── ConfigError        a job or setting outside its range
+    │   ├── StateError         saved state that is damaged or belongs to something else
+    │   ├── OutOfSyncError     a client asked to train while it has no hidden state
     │   └── MissingExtraError  an optional dependency is not installed; names the pip install
-    ├── FrameError          the other side misbehaved: bytes that are not a valid message or payload
-    ├── BrokerError         the broker cannot be reached, or refuses
-    │   └── FencedError     another server has taken over
-    └── DivergenceError     the training left the rails; the message names the fix
+    ├── FrameError             the peer misbehaved: bytes that are not a valid message or payload
+    │   └── FormatError        valid bytes of a format version that this qafel does not read
+    ├── BrokerError            the broker cannot be reached, or refused a request
+    │   └── FencedError        another server has taken over
+    ├── WorkerError            local training failed in a worker process
+    └── DivergenceError        the training diverged; the message names the fix
 
-``QafelWarning`` is the category of every warning.
+``Stopped`` is a KeyboardInterrupt: the user stopped a run, which can be resumed. ``QafelWarning`` is the
+category of every warning.
 """
 
 
@@ -22,11 +25,11 @@ class QafelError(Exception):
 
 
 class UsageError(QafelError, ValueError):
-    """You misused it."""
+    """The caller made a mistake."""
 
 
 class SpecError(UsageError):
-    """A quantizer spec that cannot be read."""
+    """A quantizer spec cannot be read; ``nearest`` is the nearest valid one."""
 
     def __init__(self, message: str, nearest: str) -> None:
         super().__init__(f"{message}; nearest valid spec: {nearest!r}")
@@ -34,27 +37,38 @@ class SpecError(UsageError):
 
 
 class VectorError(UsageError):
-    """A vector that cannot be coded."""
+    """A vector cannot be coded."""
 
 
 class ConfigError(UsageError):
-    """A job or option outside its range."""
+    """A job or setting is outside its range."""
 
 
 class StateError(UsageError):
-    """Saved state that is damaged or belongs to something else."""
+    """Saved state is damaged or belongs to something else."""
 
 
 class OutOfSyncError(UsageError):
-    """A client asked to train before it has a trustworthy hidden state."""
+    """A client was asked to train while it has no hidden state."""
+
+
+class MissingExtraError(UsageError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional dependency; run: pip install 'qafel[{extra}]'")
 
 
 class FrameError(QafelError):
-    """The other side misbehaved: bytes that are not a valid message or payload."""
+    """Bytes from a peer are not a valid message or payload."""
+
+
+class FormatError(FrameError):
+    """Bytes have a format version that this qafel does not read."""
 
 
 class BrokerError(QafelError):
-    """The broker cannot be reached, or refuses; ``code`` is its own number for why, or 0."""
+    """The broker cannot be reached, or refused a request; ``code`` is its own error code, or 0."""
 
     def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
@@ -65,16 +79,21 @@ class FencedError(BrokerError):
     """Another server has taken over: this one must not write any more."""
 
 
+class WorkerError(QafelError):
+    """Local training failed in a worker process; ``remote`` is its traceback."""
+
+    def __init__(self, message: str, remote: str = "") -> None:
+        super().__init__(message)
+        self.remote = remote
+
+
 class DivergenceError(QafelError):
-    """The training left the rails."""
+    """The training diverged."""
 
 
-class MissingExtraError(UsageError):
-    """An optional dependency is not installed."""
-
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an optional dependency; run: pip install 'qafel[{extra}]'")
+class Stopped(KeyboardInterrupt):
+    """The user stopped a run; it can be resumed."""
 
 
 class QafelWarning(UserWarning):
-    """Something is allowed but probably not what you want."""
+    """Something is allowed but probably not intended."""

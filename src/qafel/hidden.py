@@ -1,15 +1,17 @@
-"""The hidden state x̂, which the server and every client hold and which never differ by a bit.
+"""The hidden state x̂, held by the server and by every client, equal to the bit.
 
 Rules:
-- x̂ starts as the agreed model x⁰ at version 0. An increment leads from version t to t + 1; both sides apply
-  the same bytes with the same code, and the digest in the increment proves that they arrived at the same x̂.
+- x̂ starts as the agreed model x⁰ at version 0. An increment leads from version t to t + 1. Both sides apply
+  the same bytes with the same code; the digest in the increment proves that they arrived at the same x̂.
 - An increment that replaces x̂ (direct quantization, or full precision) leads to its version from anywhere.
-- The server keeps a log of increments, for clients that missed some, as long as replaying it costs fewer
-  bytes than a snapshot: C_max increments. A client that missed more gets the snapshot.
+- The server keeps a log of increments as long as replaying it costs no more bytes than a snapshot: C_max
+  increments.
+- ``catch_up`` decides what a client that is behind needs. Every driver asks it, whatever its transport is.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,11 +35,11 @@ class HiddenState:
 
     @property
     def x(self) -> Vector:
-        """x̂ to look at; only ``advance`` changes it."""
+        """x̂, read-only; only ``advance`` changes it."""
         return vectors.read_only(self._x)
 
     def advance(self, payload: bytes, quantizer: Quantizer, *, version: int, replaces: bool) -> None:
-        """x̂ ← x̂ + q, or x̂ ← q, now at ``version``; FrameError, and nothing changed, if the payload is bad."""
+        """x̂ ← x̂ + q, or x̂ ← q, now at ``version``; FrameError, and no change, if the payload is bad."""
         x = vectors.zeros(self._x.size) if replaces else self._x
         with np.errstate(all="ignore"):
             quantizer.decode_add(payload, x)
@@ -46,18 +48,18 @@ class HiddenState:
 
     @classmethod
     def restore(cls, snapshot: Snapshot, size: int) -> "HiddenState":
-        """What a snapshot says, or FrameError if it contradicts itself or has another size."""
+        """The state in a snapshot; FrameError if its size or its digest is wrong."""
         state = cls(read_model(snapshot.payload, size), snapshot.version)
         if state.digest != snapshot.digest:
-            raise FrameError("the digest of x̂ does not match its numbers")
+            raise FrameError(f"snapshot of version {snapshot.version} does not match its own digest")
         return state
 
     def snapshot(self, job: int) -> Snapshot:
-        """x̂ in full, as a message."""
+        """x̂ in full precision, as a message."""
         return Snapshot(job, self.version, self.digest, self._x.tobytes())
 
     def snapshot_bytes(self, job: int) -> int:
-        """The length of the snapshot's frame, without making it."""
+        """The length of the snapshot's frame, without encoding it."""
         empty = Snapshot(job, self.version, self.digest, b"")
         size = 4 * self._x.size
         return len(wire.encode(empty)) + size + (0 if size < 1 << 8 else 1 if size < 1 << 16 else 3)
@@ -78,6 +80,35 @@ def read_model(payload: bytes, size: int) -> Vector:
     return Identity().decode(payload, size)
 
 
+class CatchUp(NamedTuple):
+    """What a client downloads: the snapshot or nothing, then increments; ``size`` bytes in all."""
+
+    snapshot: bool
+    increments: range
+    size: int
+
+
+def catch_up(
+    held: int | None, newest: int, sizes: Mapping[int, int], snapshot_bytes: int, *, replaces: bool
+) -> CatchUp:
+    """Decide how a client at version ``held`` gets to version ``newest``; None: it has no hidden state.
+
+    ``sizes`` has the bytes of each increment that can still be replayed. The missing increments are replayed
+    if all of them are there and cost no more than the snapshot of ``newest``; where an increment
+    ``replaces`` x̂, the newest one is enough.
+    """
+    if held == newest:
+        return CatchUp(False, range(0), 0)
+    if replaces:
+        missing = range(newest, newest + 1)
+    else:
+        missing = range(newest + 1 if held is None else held + 1, newest + 1)
+    size = sum(sizes.get(version, snapshot_bytes + 1) for version in missing)
+    if missing and size <= snapshot_bytes:
+        return CatchUp(False, missing, size)
+    return CatchUp(True, range(0), snapshot_bytes)
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """An increment in the log."""
 
@@ -88,19 +119,24 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IncrementLog:
-    """The newest increments: as many as cost no more bytes than a snapshot."""
+    """The newest increments, as many as cost no more bytes than a snapshot."""
 
     def __init__(self, entries: Iterable[Entry] = (), snapshot_bytes: int = 0) -> None:
         self.entries = deque(entries)
         self.snapshot_bytes = snapshot_bytes
 
     @property
+    def sizes(self) -> dict[int, int]:
+        """The length of each increment's frame, by version."""
+        return {entry.version: len(entry.frame) for entry in self.entries}
+
+    @property
     def cost(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of all increments in the log."""
         return sum(len(entry.frame) for entry in self.entries)
 
     def append(self, increment: Increment, frame: bytes, snapshot_bytes: int) -> None:
-        """Take in the newest increment; let go of what costs more to replay than the snapshot does."""
+        """Add the newest increment; drop the oldest while replaying the log costs more than a snapshot."""
         self.snapshot_bytes = snapshot_bytes
         if increment.replaces:
             self.entries.clear()
@@ -112,25 +148,3 @@ class IncrementLog:
     def c_max(self) -> int:
         """C_max: how many increments of the mean size cost one snapshot."""
         return self.snapshot_bytes * len(self.entries) // self.cost if self.entries else 0
-
-    def missing(self, version: int, client_digest: int) -> list[bytes] | None:
-        """The frames that lead a client from ``version`` to the newest; None where only a snapshot helps.
-
-        Version −1 stands for a client that has nothing.
-        """
-        first = self.entries[0] if self.entries else None
-        if first is not None and first.replaces and version < first.version:
-            return [entry.frame for entry in self.entries]
-        if first is None or not first.version - 1 <= version <= self.entries[-1].version:
-            return None
-        known = {entry.version: entry.digest for entry in self.entries}
-        if known.get(version, client_digest) != client_digest:
-            return None
-        return [entry.frame for entry in self.entries if entry.version > version]
-
-    def bytes_since(self, version: int) -> int | None:
-        """What ``missing`` costs a client at ``version``; None where it needs a snapshot."""
-        first = self.entries[0] if self.entries else None
-        if first is None or (version < first.version - 1 and not first.replaces):
-            return None
-        return sum(len(entry.frame) for entry in self.entries if entry.version > version)

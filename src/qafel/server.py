@@ -7,15 +7,15 @@ paper).
                                        broadcast q ← Q_s(x − x̂)
                                        x̂ ← x̂ + q,   k ← 0,   t ← t + 1
 
-``receive`` never raises for what a client sent: a frame that is not taken is a ``Rejected`` event with a
-reason, changes nothing, and is counted. It raises DivergenceError, and from then on does nothing else, when
-the quantizer alone has blown up x − x̂ a hundredfold or the model has left float32.
+``receive`` never raises because of what a client sent: a frame that is refused gives a ``Rejected`` event
+with a reason, changes nothing, and is counted. ``receive`` raises DivergenceError, then and ever after, when
+the quantizer alone has multiplied ‖x − x̂‖ by more than 100 or the model is beyond float32.
 """
 
 import math
 import warnings
 from collections import Counter
-from typing import Annotated, NoReturn
+from typing import Annotated, ClassVar, NoReturn
 
 import msgspec
 import numpy as np
@@ -24,19 +24,17 @@ from qafel import vectors, wire
 from qafel.buffer import Aggregator, Buffer, SeenTasks
 from qafel.config import Job, Weight, named_weight, remedy
 from qafel.errors import ConfigError, DivergenceError, FrameError, QafelWarning, StateError, VectorError
-from qafel.hidden import Entry, HiddenState, IncrementLog, read_model
+from qafel.hidden import CatchUp, Entry, HiddenState, IncrementLog, catch_up, read_model
 from qafel.streams import derive
 from qafel.vectors import Vector
-from qafel.wire import CatchUp, Increment, Rejected, Snapshot, Update, Welcome
+from qafel.wire import Increment, Rejected, Snapshot, Update
 
-STATE_MAGIC = b"QS"
-STATE_FORMAT = 1
-GROWTH_LIMIT = math.log(100.0)
-"""How far the quantizer alone may blow up ‖x − x̂‖ before the server stops."""
+MAX_GROWTH = math.log(100.0)
+"""The server stops when the quantizer alone has multiplied ‖x − x̂‖ by more than e to this power."""
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """An update is in the buffer."""
+    """An update was added to the buffer."""
 
     client: int
     task: int
@@ -53,17 +51,12 @@ class Stepped(msgspec.Struct, frozen=True):
     """‖x − x̂‖ after the step."""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What brings a client up to date: increments, or a snapshot where that is fewer bytes."""
-
-    client: int
-    frames: list[bytes]
+Event = Accepted | Stepped | Rejected
 
 
-Event = Accepted | Stepped | Answer | Rejected
+class _State(wire.Sealed, frozen=True):
+    MAGIC: ClassVar[bytes] = b"QS"
 
-
-class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     job: bytes
     x: bytes
     momentum: bytes
@@ -73,7 +66,7 @@ class _State(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     log: list[Entry]
     rejections: dict[str, wire.Count]
     accepted: wire.Count
-    growth: Annotated[float, msgspec.Meta(ge=0, le=GROWTH_LIMIT)]
+    growth: Annotated[float, msgspec.Meta(ge=0, le=MAX_GROWTH)]
     own: tuple[bool, bool]
 
 
@@ -110,71 +103,83 @@ class Server:
         self._diverged: str | None = None
         self._job_id, self._replaces = job.id, job.replaces
         self.frame_limit = self.client_quantizer.max_bytes(job.size) + wire.MAX_OVERHEAD
-        """No update is longer."""
+        """The length that no valid update exceeds."""
 
     def __repr__(self) -> str:
         return f"Server(version={self.version}, accepted={self.accepted}, job={self._job_id:016x})"
 
     @property
     def x(self) -> Vector:
-        """The model, to look at."""
+        """The model x, read-only."""
         return vectors.read_only(self._x)
 
     @property
     def version(self) -> int:
-        """t: how many steps were taken."""
+        """t: the number of steps taken."""
         return self.hidden.version
 
     def receive(self, frame: bytes, sender: int | None = None) -> list[Event]:
-        """Take in a client's frame, which must be of ``sender`` where that is known; what came of it."""
+        """Process a client's frame; ``sender``, if given, is the client that the frame must name."""
         self._refuse_if_diverged()
         try:
             message = wire.decode(frame, self.frame_limit)
         except FrameError as error:
             return [self._reject("malformed", str(error))]
         if message.job != self._job_id:
-            return [self._reject("wrong_job", f"job {message.job:016x}, and this is job {self._job_id:016x}")]
-        if isinstance(message, Update | CatchUp) and sender not in (None, message.client):
-            detail = f"client {sender} sent what client {message.client} should"
+            return [
+                self._reject("wrong_job", f"frame of job {message.job:016x}; this is {self._job_id:016x}")
+            ]
+        if not isinstance(message, Update):
+            return [self._reject("unexpected", f"clients do not send {type(message).__name__}")]
+        if sender not in (None, message.client):
+            detail = f"client {sender} sent an update of client {message.client}"
             return [self._reject("wrong_sender", detail)]
-        if isinstance(message, Update):
-            return self._update(message)
-        if isinstance(message, CatchUp) and sender is None:
-            return [Answer(message.client, self.catch_up(message))]
-        return [self._reject("unexpected", f"clients do not send {type(message).__name__}")]
+        return self._update(message)
 
     def advance(self) -> list[Event]:
-        """Take the step that is due; for drivers: when an aggregator that was pending no longer is."""
+        """Take a step if one is due. Drivers call it when an aggregator is no longer pending."""
         self._refuse_if_diverged()
         if self.aggregator.count < self.job.buffer_size or self.aggregator.pending:
             return []
         return [self._step()]
 
-    def catch_up(self, request: CatchUp) -> list[bytes]:
-        """The frames that bring a client up to date."""
-        self._refuse_if_diverged()
-        if not request.fresh and (request.version, request.digest) == (self.version, self.hidden.digest):
-            return []
-        frames = self.log.missing(-1 if request.fresh else request.version, request.digest)
-        return [wire.encode(self.hidden.snapshot(self._job_id))] if frames is None else frames
+    def catch_up(self, version: int | None, digest: int = 0) -> list[bytes]:
+        """The frames that bring a client to the newest version; ``version`` None: it has no hidden state.
 
-    def welcome(self) -> bytes:
-        """The frame that tells a newcomer the job."""
-        return wire.encode(Welcome(self._job_id, self.job.to_bytes()))
+        ``digest`` is that of the client's x̂: one that differs from the server's gets a snapshot.
+        """
+        self._refuse_if_diverged()
+        digests = {entry.version: entry.digest for entry in self.log.entries}
+        digests[self.version] = self.hidden.digest
+        if version is not None and digests.get(version, digest) != digest:
+            version = None
+        needed = self._needed(version)
+        if needed.snapshot:
+            return [wire.encode(self.hidden.snapshot(self._job_id))]
+        return [entry.frame for entry in self.log.entries if entry.version in needed.increments]
+
+    def catch_up_bytes(self, version: int | None) -> int:
+        """The length of what ``catch_up`` returns, without encoding it."""
+        return self._needed(version).size
+
+    def _needed(self, version: int | None) -> CatchUp:
+        whole = self.hidden.snapshot_bytes(self._job_id)
+        return catch_up(version, self.version, self.log.sizes, whole, replaces=self._replaces)
 
     def _update(self, update: Update) -> list[Event]:
-        staleness, most = self.version - update.version, self.job.max_staleness
+        staleness, max_staleness = self.version - update.version, self.job.max_staleness
         if (update.client, update.task) in self.seen:
-            return [self._reject("duplicate", "this task was counted", update)]
+            return [self._reject("duplicate", f"task {update.task} was counted before", update)]
         if staleness < 0:
-            detail = f"started from version {update.version}, and this is {self.version}"
+            detail = f"update starts from version {update.version}; the newest is {self.version}"
             return [self._reject("unknown_version", detail, update)]
-        if most is not None and staleness > most:
-            return [self._reject("stale", f"staleness {staleness}, and {most} is the most", update)]
+        if max_staleness is not None and staleness > max_staleness:
+            detail = f"staleness is {staleness}; max_staleness is {max_staleness}"
+            return [self._reject("stale", detail, update)]
         weight = float(self._weight(staleness))
         if not 0 <= weight < math.inf:
             raise ConfigError(
-                f"the staleness weight must be finite and not negative, and w({staleness}) is {weight}"
+                f"the staleness weight must be finite and at least 0; w({staleness}) is {weight}"
             )
         try:
             self.aggregator.add(update, weight)
@@ -201,7 +206,7 @@ class Server:
                 payload, self.server_quantizer, version=self.version + 1, replaces=self._replaces
             )
         except (VectorError, FrameError) as error:
-            self._diverge(f"the model left float32 at version {self.version} ({error}); lower the rates")
+            self._diverge(f"the model is beyond float32 at version {self.version} ({error}); lower the rates")
         self._x = x
         residual = _distance(self._x, self.hidden.x)
         if not self._replaces:
@@ -212,10 +217,10 @@ class Server:
         return Stepped(self.version, frame, residual)
 
     def _watch(self, before: float, after: float) -> None:
-        """Stop when the quantizer, not the training, has blown up ‖x − x̂‖; a contraction only shrinks it."""
+        """Stop when the quantizer, not the training, makes ‖x − x̂‖ grow; a contraction only shrinks it."""
         growth = math.log(after / before) if after and before else -math.inf
         self._growth = max(0.0, self._growth + growth)
-        if self._growth > GROWTH_LIMIT or not math.isfinite(after):
+        if self._growth > MAX_GROWTH or not math.isfinite(after):
             self._diverge(
                 f"x − x̂ diverges: {self.server_quantizer.spec} has multiplied it by "
                 f"{math.exp(self._growth):.0f} by version {self.version}; "
@@ -239,9 +244,9 @@ class Server:
         return Rejected(reason, detail, update.client, update.task)
 
     def state(self) -> bytes:
-        """Everything that decides what comes next, exactly."""
+        """Everything that decides what happens next; ``from_state`` continues to the same bytes."""
         self._refuse_if_diverged()
-        body = _State(
+        return _State(
             job=self.job.to_bytes(),
             x=self._x.tobytes(),
             momentum=self._momentum.tobytes(),
@@ -253,26 +258,27 @@ class Server:
             accepted=self.accepted,
             growth=self._growth,
             own=self._own,
-        )
-        return wire.seal(STATE_MAGIC, STATE_FORMAT, msgspec.msgpack.encode(body))
+        ).to_bytes()
 
     @classmethod
     def from_state(
         cls, data: bytes, *, weight: Weight | None = None, aggregator: Aggregator | None = None
     ) -> "Server":
-        """Continue from ``state()`` to the same bytes; hand in a weight or aggregator of your own again."""
+        """Continue from ``state()``; pass a custom weight or aggregator again."""
         try:
-            saved = wire.unpack(wire.unseal(STATE_MAGIC, STATE_FORMAT, data), msgspec.msgpack.Decoder(_State))
+            saved = _State.from_bytes(data)
             job = Job.from_bytes(saved.job)
             server = cls(job, read_model(saved.x, job.size), weight=weight, aggregator=aggregator)
             server._momentum = read_model(saved.momentum, job.size)
             server.hidden = HiddenState.restore(saved.hidden, job.size)
         except FrameError as error:
-            raise StateError(f"this is not the saved state of a server: {error}") from error
+            raise StateError(f"not the saved state of a server: {error}") from error
         if server._own != saved.own:
             own = [name for name, had in zip(("weight", "aggregator"), saved.own, strict=True) if had]
-            what = " and ".join(own) or "nothing"
-            raise StateError(f"this saved state goes with {what} of your own; hand in just that")
+            what = " and ".join(f"`{name}=`" for name in own) or "neither `weight=` nor `aggregator=`"
+            raise StateError(
+                f"this state was saved with another weight or aggregator; pass {what} to from_state"
+            )
         server.aggregator.restore(saved.aggregator)
         server.seen = SeenTasks(saved.seen)
         server.log = IncrementLog(saved.log, server.hidden.snapshot_bytes(job.id))

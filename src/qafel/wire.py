@@ -6,35 +6,32 @@ The body is one msgpack array: the kind of message, then its fields. The checksu
 format and body, so a flipped bit anywhere is an error before anything is applied. An Update or Increment
 costs at most 64 bytes over its payload.
 
-What a payload means (size, quantizers, seed) is the job's business; every frame carries the job's id, a
-fingerprint of all of it, and ``Welcome`` carries the job itself. ``decode`` gives a message or FrameError,
-never anything else, and looks at the length before it allocates: what it allocates is never more than what it
-was given.
-
-The messages, and who sends them:
+What a payload means (size, quantizers, seed) is defined by the job. Every frame carries the job's id, which
+is a fingerprint of the job. ``decode`` returns a message or raises FrameError; it checks the length before it
+allocates, and never allocates more than it was given.
 
     Update      client → server   Q_c(y_P − y_0), and the version the client started from
     Increment   server → all      Q_s(x − x̂), and the version and digest of the x̂ it leads to
     Snapshot    server → client   x̂ in full precision
-    CatchUp     client → server   "I am at this version": answered by increments or a snapshot
-    Welcome     server → client   the job: what a newcomer needs before its first snapshot
+
+``Sealed`` is the base of everything else that is stored or sent: the same envelope with another magic.
 """
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
 import xxhash
 
-from qafel.errors import FrameError
+from qafel.errors import FormatError, FrameError
 
 MAGIC = b"QF"
 FORMAT = 1
 HEADER = len(MAGIC) + 1 + 8
 MAX_OVERHEAD = 64
-"""No Update or Increment is longer than its payload and this."""
+"""An Update or Increment is at most this much longer than its payload."""
 
 MAX_FRAME = 1 << 33
-"""What ``decode`` takes unless told otherwise; server and client know their job and tell it less."""
+"""The default length limit of ``decode``; server and client pass the limit that follows from their job."""
 
 Word = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
@@ -69,25 +66,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag=3, forbid_unkno
     payload: bytes
 
 
-class CatchUp(msgspec.Struct, frozen=True, array_like=True, tag=4, forbid_unknown_fields=True):
-    """A client's version and digest of x̂; both 0 and ``fresh`` when it has none to be trusted."""
-
-    job: Word
-    client: Word
-    version: Count
-    digest: Word
-    fresh: bool
-
-
-class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=5, forbid_unknown_fields=True):
-    """The job, in the bytes its id is a fingerprint of."""
-
-    job: Word
-    terms: bytes
-
-
 class Rejected(msgspec.Struct, frozen=True):
-    """What a receiver says of a frame it did not take; nothing changed. Whose it was, if that is known."""
+    """A frame was refused and changed nothing; ``client`` and ``task`` are None where they are unknown."""
 
     reason: str
     detail: str
@@ -95,13 +75,37 @@ class Rejected(msgspec.Struct, frozen=True):
     task: int | None = None
 
 
-Message = Update | Increment | Snapshot | CatchUp | Welcome
+Message = Update | Increment | Snapshot
 
 _encoder = msgspec.msgpack.Encoder()
+_decoder: "msgspec.msgpack.Decoder[Message]" = msgspec.msgpack.Decoder(Message)
 T = TypeVar("T")
 
 
-_decoder: "msgspec.msgpack.Decoder[Message]" = msgspec.msgpack.Decoder(Message)
+class Sealed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of structs that are stored or sent in an envelope: magic, format version, checksum, msgpack."""
+
+    MAGIC: ClassVar[bytes]
+    FORMAT: ClassVar[int] = 1
+
+    def to_bytes(self) -> bytes:
+        """The struct in its envelope."""
+        return seal(self.MAGIC, self.FORMAT, _encoder.encode(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The inverse of ``to_bytes``, or FrameError (FormatError where only the version differs)."""
+        return unpack(unseal(cls.MAGIC, cls.FORMAT, data), decoder(cls))
+
+
+_decoders: dict[type, "msgspec.msgpack.Decoder[Any]"] = {}
+
+
+def decoder(kind: type[T]) -> "msgspec.msgpack.Decoder[T]":
+    """The msgpack decoder of a type, made once."""
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    return _decoders[kind]
 
 
 def encode(message: Message) -> bytes:
@@ -110,22 +114,22 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frame: bytes, limit: int = MAX_FRAME) -> Message:
-    """The message in a frame of at most ``limit`` bytes."""
+    """The message in a frame of at most ``limit`` bytes, or FrameError."""
     if len(frame) > limit:
-        raise FrameError(f"a frame of {len(frame)} bytes, where at most {limit} make sense")
+        raise FrameError(f"frame has {len(frame)} bytes; the limit is {limit}")
     return unpack(unseal(MAGIC, FORMAT, frame), _decoder)
 
 
 def unpack(body: bytes | memoryview, decoder: "msgspec.msgpack.Decoder[T]") -> T:
-    """What a msgpack body says, or FrameError; a type's own complaints about its values included."""
+    """Decode a msgpack body; every decoding or validation error becomes FrameError."""
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"not what was expected here: {error}") from error
+        raise FrameError(f"malformed body: {error}") from error
 
 
 def seal(magic: bytes, version: int, body: bytes) -> bytes:
-    """Magic, format version and checksum before a body; saved state uses the same envelope."""
+    """Prefix a body with magic, format version and checksum."""
     format_byte = bytes([version])
     checksum = xxhash.xxh3_64(format_byte)
     checksum.update(body)
@@ -133,16 +137,16 @@ def seal(magic: bytes, version: int, body: bytes) -> bytes:
 
 
 def unseal(magic: bytes, version: int, data: bytes) -> memoryview:
-    """The body in an envelope, or FrameError."""
+    """The body in an envelope; FrameError if it is damaged, FormatError if its version is another."""
     if len(data) < HEADER or data[: len(magic)] != magic:
         raise FrameError(f"does not start with {magic.decode()!r} and a header of {HEADER} bytes")
-    if data[2] != version:
-        raise FrameError(f"format {data[2]}, and this qafel reads format {version}")
     body = memoryview(data)[HEADER:]
     checksum = xxhash.xxh3_64(data[2:3])
     checksum.update(body)
     if checksum.digest()[::-1] != data[3:HEADER]:
-        raise FrameError("the checksum does not match: damaged on the way")
+        raise FrameError("checksum mismatch: the bytes were damaged")
+    if data[2] != version:
+        raise FormatError(f"{magic.decode()!r} has format {data[2]}; this version of qafel reads {version}")
     return body
 
 

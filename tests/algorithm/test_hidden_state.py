@@ -5,7 +5,6 @@ import pytest
 
 from qafel import (
     Advanced,
-    Answer,
     Client,
     Drifted,
     Ignored,
@@ -17,7 +16,8 @@ from qafel import (
     Stepped,
     wire,
 )
-from qafel.hidden import IncrementLog
+from qafel.hidden import CatchUp, IncrementLog
+from qafel.hidden import catch_up as decide
 from qafel.wire import Increment
 
 SIZE = 200
@@ -41,11 +41,11 @@ def step(server: Server, client: Client, rng: np.random.Generator) -> bytes:
 
 
 def catch_up(server: Server, client: Client) -> list[bytes]:
-    (answer,) = server.receive(client.catch_up())
-    assert isinstance(answer, Answer)
-    for frame in answer.frames:
+    frames = server.catch_up(client.held, client.digest)
+    assert server.catch_up_bytes(client.held) == sum(map(len, frames)) or client.digest != server.hidden.digest
+    for frame in frames:
         client.apply(frame)
-    return answer.frames
+    return frames
 
 
 def test_after_5000_steps_of_dropouts_late_joiners_replays_and_snapshots_all_copies_are_equal() -> None:
@@ -76,7 +76,7 @@ def test_after_5000_steps_of_dropouts_late_joiners_replays_and_snapshots_all_cop
         if t % 1000 == 999:
             server = Server.from_state(server.state())
         if t % 500 == 250:
-            clients[int(rng.integers(6))] = Client.join(server.welcome(), client=10_000 + t)
+            clients[int(rng.integers(6))] = Client(job, client=10_000 + t)
     for client in [*clients, trainer]:
         catch_up(server, client)
         assert client.in_sync
@@ -188,13 +188,14 @@ def test_old_frames_are_ignored_and_increments_out_of_order_are_missed() -> None
     assert server.hidden.snapshot_bytes(job.id) == len(snapshot)
     assert client.apply(snapshot) == Advanced(3)
     assert client.apply(snapshot) == Ignored(3)
-    assert client.apply(server.welcome()) == Rejected("unexpected", "servers do not send Welcome")
+    update = client.train(lambda x, task: x)
+    assert client.apply(update) == Rejected("unexpected", "servers do not send Update")
 
 
 def test_a_snapshot_that_contradicts_itself_changes_nothing() -> None:
     job, x0, server = make()
     good = server.hidden.snapshot(job.id)
-    client = Client.join(server.welcome(), client=1)
+    client = Client(job, client=1)
     bad = type(good)(good.job, good.version, good.digest ^ 1, good.payload)
     assert isinstance(client.apply(wire.encode(bad)), Rejected)
     assert not client.in_sync
@@ -223,24 +224,18 @@ def test_a_client_that_started_from_another_model_is_repaired_at_version_0() -> 
     assert np.array_equal(other.hidden.x, x0)
 
 
-def test_a_client_ahead_of_a_restored_server_goes_back_when_it_asks() -> None:
+def test_a_client_ahead_of_a_restored_server_goes_back_after_a_reset() -> None:
     job, x0, server = make()
     rng, client = np.random.default_rng(9), Client(job, x0, client=0)
     client.apply(step(server, client, rng))
     saved = server.state()
     client.apply(step(server, client, rng))
     restored = Server.from_state(saved)
-    unasked = wire.encode(restored.hidden.snapshot(job.id))
-    assert client.apply(unasked) == Ignored(1)
-    ahead, away = Client.from_state(client.state()), Client(job, x0, client=1)
-    catch_up(server, away)
-    assert away.apply(unasked) == Ignored(1)  # its question was answered: nothing leads back any more
-    assert ahead.apply(unasked) == Ignored(1)
-    ahead.catch_up()
-    assert ahead.apply(wire.encode(server.hidden.snapshot(job.id))) == Ignored(2)
-    assert ahead.apply(unasked) == Ignored(1)  # the server's digest was ours: that was the answer
-    catch_up(restored, client)
-    assert client.version == restored.version == 1
+    (snapshot,) = restored.catch_up(client.held, client.digest)
+    assert client.apply(snapshot) == Ignored(1)
+    client.reset()
+    assert not client.in_sync
+    assert client.apply(snapshot) == Advanced(1)
     assert np.array_equal(client.hidden.x, restored.hidden.x)
 
 
@@ -262,7 +257,7 @@ def test_a_newcomer_to_a_naive_job_needs_no_snapshot() -> None:
     worker = Client(job, x0, client=0)
     for _ in range(3):
         worker.apply(step(server, worker, np.random.default_rng(11)))
-    newcomer = Client.join(server.welcome(), client=1)
+    newcomer = Client(job, client=1)
     (frame,) = catch_up(server, newcomer)
     assert len(frame) < server.log.snapshot_bytes / 3
     assert np.array_equal(newcomer.hidden.x, server.hidden.x)
@@ -273,7 +268,7 @@ def test_negative_zeros_survive_snapshots_and_saving(server_quantizer: str) -> N
     x0 = np.array([-0.0, 0.0, -1.0, 1e-45], np.float32)
     job = Job(size=4, buffer_size=1, client_quantizer="identity", server_quantizer=server_quantizer)
     server = Server(job, x0)
-    newcomer = Client.join(server.welcome(), client=1)
+    newcomer = Client(job, client=1)
     catch_up(server, newcomer)
     assert newcomer.hidden.x.tobytes() == x0.tobytes()
     assert Server.from_state(server.state()).state() == server.state()
@@ -283,3 +278,26 @@ def test_negative_zeros_survive_snapshots_and_saving(server_quantizer: str) -> N
             assert isinstance(newcomer.apply(event.frame), Advanced)
     assert newcomer.hidden.x.tobytes() == server.hidden.x.tobytes()
     assert Server.from_state(server.state()).state() == server.state()
+
+
+SIZES = {version: 10 for version in range(5, 10)}
+
+
+@pytest.mark.parametrize(
+    ("held", "replaces", "needed"),
+    [
+        (9, False, CatchUp(False, range(0), 0)),
+        (8, False, CatchUp(False, range(9, 10), 10)),
+        (5, False, CatchUp(False, range(6, 10), 40)),
+        (4, False, CatchUp(True, range(0), 45)),  # five increments cost more than the snapshot
+        (3, False, CatchUp(True, range(0), 45)),  # increment 4 is gone
+        (10, False, CatchUp(True, range(0), 45)),  # ahead of the server
+        (None, False, CatchUp(True, range(0), 45)),
+        (None, True, CatchUp(False, range(9, 10), 10)),
+        (2, True, CatchUp(False, range(9, 10), 10)),
+    ],
+)
+def test_what_a_client_needs_is_nothing_increments_or_a_snapshot(
+    held: int | None, replaces: bool, needed: CatchUp
+) -> None:
+    assert decide(held, 9, SIZES, 45, replaces=replaces) == needed

@@ -63,7 +63,7 @@ def test_identity_quantizers_are_fedbuff() -> None:
 def test_identity_and_a_buffer_of_one_is_asynchronous_sgd_on_deltas() -> None:
     rng = np.random.default_rng(1)
     x0, order = rng.standard_normal(SIZE).astype(np.float32), [int(k) for k in rng.integers(0, 9, 100)]
-    job = algorithm("fedasync", size=SIZE, server_rate=0.5, staleness_weight="constant")
+    job = algorithm("fedasync", size=SIZE, momentum=0.0, server_rate=0.5, staleness_weight="constant")
     ours = run(job, x0, order, delay=3)
 
     x, theirs, flying = x0.copy(), [], []
@@ -78,7 +78,7 @@ def test_identity_and_a_buffer_of_one_is_asynchronous_sgd_on_deltas() -> None:
 
 def test_fedasync_mixes_models_when_nothing_is_stale() -> None:
     x0 = np.arange(SIZE, dtype=np.float32)
-    job = algorithm("fedasync", size=SIZE, server_rate=0.5)
+    job = algorithm("fedasync", size=SIZE, momentum=0.0, server_rate=0.5)
     server, client = Server(job, x0), Client(job, x0, client=0)
     local = x0 + 16
     server.receive(client.train(lambda x, task: local - x))
@@ -90,7 +90,7 @@ def test_identity_with_all_clients_and_no_delay_is_fedavg() -> None:
     clients, rounds = 16, 4
     x0 = np.arange(SIZE, dtype=np.float32)
     targets = np.random.default_rng(2).integers(-64, 64, (clients, SIZE)).astype(np.float32)
-    job = algorithm("fedbuff", size=SIZE, buffer_size=clients)
+    job = algorithm("fedbuff", size=SIZE, momentum=0.0, buffer_size=clients)
     server, members = Server(job, x0), [Client(job, x0, client=k) for k in range(clients)]
     average = x0.copy()
     for _ in range(rounds):
@@ -114,7 +114,12 @@ def test_naive_keeps_no_memory_of_what_quantization_lost() -> None:
     errors = {}
     for name in ("naive", "qafel"):
         job = algorithm(
-            name, size=SIZE, buffer_size=1, server_quantizer="topk:0.5", client_quantizer="identity"
+            name,
+            size=SIZE,
+            momentum=0.0,
+            buffer_size=1,
+            server_quantizer="topk:0.5",
+            client_quantizer="identity",
         )
         server, client = Server(job, x0), Client(job, x0, client=0)
         for _ in range(60):

@@ -27,7 +27,7 @@ from qafel import (
 )
 from qafel.buffer import Buffer, SeenTasks
 from qafel.vectors import Vector
-from qafel.wire import CatchUp, Update
+from qafel.wire import Update
 
 SIZE = 50
 X0 = np.linspace(-1, 1, SIZE, dtype=np.float32)
@@ -71,7 +71,7 @@ def test_everything_that_is_wrong_with_an_update_is_rejected_with_its_reason() -
     assert rejection(server, update(version=1)) == "unknown_version"
     assert rejection(server, update(payload=good.payload[:-4])) == "bad_payload"
     assert rejection(server, update(payload=nan.tobytes())) == "bad_payload"
-    assert rejection(server, server.welcome()) in ("unexpected", "malformed")
+    assert rejection(server, wire.encode(server.hidden.snapshot(server.job.id))) in ("unexpected", "malformed")
     assert isinstance(server.receive(update())[0], Accepted)
     assert rejection(server, update()) == "duplicate"
     for task in range(1, 4):
@@ -100,7 +100,7 @@ def test_a_weight_of_your_own_is_used_and_checked() -> None:
     accepted = server.receive(client.train(shrink))[0]
     assert isinstance(accepted, Accepted)
     assert accepted.weight == 1.0
-    with pytest.raises(StateError, match="of your own"):
+    with pytest.raises(StateError, match="pass `"):
         Server.from_state(server.state())
     assert Server.from_state(server.state(), weight=lambda tau: 0.5**tau).state() == server.state()
     broken = Server(job, X0, weight=lambda tau: float("nan"))
@@ -183,7 +183,7 @@ def test_a_server_quantizer_that_is_no_contraction_warns_diverges_and_names_the_
     assert server.version < 20
     with pytest.raises(DivergenceError, match="has stopped"):
         server.receive(upload(101))
-    for refused in (server.state, server.advance, lambda: server.catch_up(CatchUp(job.id, 0, 0, 0, True))):
+    for refused in (server.state, server.advance, lambda: server.catch_up(None)):
         with pytest.raises(DivergenceError, match="has stopped"):
             refused()
     for fixed in ("qsgd:4,bucket=256,norm=max", "contract:qsgd:4"):
@@ -214,7 +214,7 @@ def test_advice_is_always_a_valid_spec() -> None:
     for spec in ("topk:0.1", "contract:induced:topk:0.1+qsgd:4", "affine:4", "randk:0.1"):
         with pytest.warns(QafelWarning) as caught:
             Client(Job(size=SIZE, client_quantizer=spec), X0, client=0)
-        assert quantizer(str(caught[0].message).rpartition("; ")[2].split(" ")[0]).unbiased
+        assert quantizer(str(caught[0].message).rpartition("; use ")[2]).unbiased
     long = "induced:topk:0.0000001+" * 3 + "qsgd:levels=1,bucket=1000"
     with pytest.warns(QafelWarning, match="use qsgd:4,bucket=256,norm=max or contract"):
         Server(Job(size=100_000, server_quantizer=long), np.zeros(100_000, np.float32))
@@ -248,7 +248,7 @@ def test_a_difference_that_no_quantizer_can_hold_stops_the_server() -> None:
     job = Job(size=200, buffer_size=1, client_quantizer="identity", server_quantizer="qsgd:16")
     server = Server(job, np.zeros(200, np.float32))
     huge = np.full(200, 3e38, np.float32)
-    with pytest.raises(DivergenceError, match="left float32"):
+    with pytest.raises(DivergenceError, match="beyond float32"):
         server.receive(wire.encode(Update(job.id, 0, 0, 0, huge.tobytes())))
 
 
@@ -256,7 +256,7 @@ def test_a_model_that_overflows_stops_the_server() -> None:
     job = algorithm("fedbuff", size=2, buffer_size=1, server_rate=1e30)
     server = Server(job, np.zeros(2, np.float32))
     huge = np.array([3e38, 0], np.float32)
-    with pytest.raises(DivergenceError, match="left float32"):
+    with pytest.raises(DivergenceError, match="beyond float32"):
         server.receive(wire.encode(Update(job.id, 0, 0, 0, huge.tobytes())))
 
 
@@ -264,7 +264,7 @@ def test_a_biased_client_quantizer_warns_and_names_the_induced_one() -> None:
     job = Job(size=SIZE, client_quantizer="topk:0.1")
     with pytest.warns(QafelWarning, match="induced:topk:0.1") as caught:
         Client(job, X0, client=0)
-    fix = str(caught[0].message).rpartition("; ")[2].split(" ")[0]
+    fix = str(caught[0].message).rpartition("; use ")[2]
     assert quantizer(fix).unbiased
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -321,7 +321,7 @@ def test_an_aggregator_of_your_own_may_answer_later() -> None:
         assert [type(event) for event in server.receive(frame)] == [Accepted]
     assert server.version == 0
     assert server.advance() == []
-    with pytest.raises(StateError, match="of your own"):
+    with pytest.raises(StateError, match="pass `"):
         Server.from_state(server.state())
     again = Server.from_state(server.state(), aggregator=Sealed(plain.client_quantizer, SIZE))
     assert again.aggregator.count == 2
@@ -361,7 +361,7 @@ def test_a_trainer_or_a_client_that_is_misused_gets_a_sentence() -> None:
     with pytest.raises(VectorError, match="must return its delta"):
         client.train(lambda x, task: None)  # type: ignore[arg-type, return-value]
     for rates in ([], [0.0], [-1.0], [float("nan")]):
-        with pytest.raises(ConfigError, match="local_sgd needs"):
+        with pytest.raises(ConfigError, match="rates must be"):
             local_sgd(lambda y, task, p: y, rates)
     with pytest.raises(VectorError, match="expected 50 coordinates, got 3"):
         client.train(local_sgd(lambda y, task, p: y[:3], [0.1]))
@@ -385,14 +385,14 @@ def test_a_trainer_or_a_client_that_is_misused_gets_a_sentence() -> None:
         ({"staleness_weight": "linear"}, "staleness weight"),
         ({"broadcast": "none"}, "broadcast"),
         ({"seed": 1 << 64}, "seed"),
-        ({"size": 10.5}, "size must be a whole number, not 10.5"),
-        ({"size": "5"}, "size must be a whole number"),
-        ({"buffer_size": 2.5}, "buffer_size must be a whole number"),
-        ({"max_staleness": "many"}, "max_staleness must be a whole number"),
-        ({"seed": None}, "seed must be a whole number"),
+        ({"size": 10.5}, "size must be an integer, got 10.5"),
+        ({"size": "5"}, "size must be an integer"),
+        ({"buffer_size": 2.5}, "buffer_size must be an integer"),
+        ({"max_staleness": "many"}, "max_staleness must be an integer"),
+        ({"seed": None}, "seed must be an integer"),
         ({"server_rate": "fast"}, "server_rate must be a number"),
         ({"server_rate": 10**400}, "server_rate must be a number"),
-        ({"staleness_weight": abs}, "goes into Server"),
+        ({"staleness_weight": abs}, "pass a function as Server"),
         ({"client_quantizer": None}, "a spec is a string"),
         ({"layout": {"a": (5,)}}, "Layout.of"),
         ({"max_staleness": 1 << 40}, "max_staleness"),

@@ -15,7 +15,6 @@ from qafel import QafelWarning
 from qafel.runs.folder import RunFolder
 from qafel.sim import Settings, Simulation, simulate
 from qafel.streams import derive, generator
-from qafel.wire import CatchUp
 
 QUANTIZERS = {"qsgd:4,bucket=256,norm=max": twin.qsgd(7, 256, "max"), "topk:0.1": twin.topk(0.1)}
 
@@ -198,9 +197,7 @@ def test_bytes_down_of_clients_that_catch_up_are_what_the_server_would_send() ->
         nonlocal total
         digests[server.version] = server.hidden.digest
         version = known.get(event.client)
-        fresh = version is None
-        request = CatchUp(server.job.id, event.client, version or 0, digests[version or 0], fresh)
-        total += sum(map(len, server.catch_up(request)))
+        total += sum(map(len, server.catch_up(version, digests[version or 0])))
         known[event.client] = server.version
         return download(event)
 

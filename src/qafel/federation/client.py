@@ -1,39 +1,37 @@
-"""A client of a federation: the background task follows x̂ while local training runs (Algorithms 2 and 3).
+"""A client of a federation: it follows x̂ in the background while it trains (Algorithms 2 and 3).
 
-Its folder keeps x̂ with its version, and the update that is not acknowledged yet: killed anywhere, it goes on
-from there, and no update is trained twice that was sent once.
+Its folder keeps x̂ with its version, and the update that is not acknowledged yet. A client that was killed
+continues from there, and never trains a task again whose update was sent.
 """
 
 import asyncio
 import contextlib
 import json
-import os
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from qafel import vectors, wire
+from qafel import files, vectors, wire
 from qafel.client import Advanced, Client, Drifted, Ignored, Missed, Task, Trainer, assign
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FrameError, StateError
 from qafel.federation import objects
-from qafel.federation.increments import Newest
-from qafel.federation.leases import Ask, Done, Lease, Reply, Wait
-from qafel.federation.nats import Connection, patiently
-from qafel.federation.objects import SLOW, Manifest, is_manifest
-from qafel.federation.register import TERM
+from qafel.federation.increments import SnapshotPointer
+from qafel.federation.leader import TERM_BYTES
+from qafel.federation.leases import Ask, Done, Journal, Lease, Reply, Wait
+from qafel.federation.nats import Connection, retry
+from qafel.federation.objects import PIECE_TIMEOUT, Manifest, frame_size, is_manifest
+from qafel.hidden import catch_up
 from qafel.wire import Rejected
 
-QUIET = 5.0
-"""Without news for so many seconds, look whether some got lost."""
+QUIET_SECONDS = 5.0
+"""After this time without an increment, check whether one was missed."""
 SAVE_SECONDS = 5.0
 AT_ONCE, WINDOW = 16, 1 << 18
-"""Increments, and bytes of them, asked for at a time."""
-Journal = Callable[..., None]
+"""The number of increments, and of their bytes, that are requested at a time."""
 _reply: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
 
@@ -42,7 +40,7 @@ class FederationClient:
 
     def __init__(
         self,
-        link: Connection,
+        connection: Connection,
         job: Job,
         client: int,
         trainer: Trainer,
@@ -51,24 +49,23 @@ class FederationClient:
         state: Path | None = None,
         journal: Journal = lambda event, **fields: None,  # noqa: ARG005
     ) -> None:
-        self._link, self._trainer, self._folder, self._journal = link, trainer, state, journal
+        self._connection, self._trainer, self._folder, self._journal = connection, trainer, state, journal
         self._broadcast = broadcast
         self.core = self._restore(job, client)
         self.tasks = self.bytes_up = self.bytes_down = self.resyncs = 0
         self.snapshots = self.increments = 0
-        """Frames of each kind that were downloaded."""
+        """The number of frames of each kind that were downloaded."""
         self.reason: str | None = None
         """Why the training has ended."""
         self._reported = (0, 0)
-        """Resyncs and bytes that the server knows of."""
-        self._saved = 0.0
-        self._checked = -1
-        """The connection over which the server has confirmed our x̂."""
-        self._limit = max(self.core.server_quantizer.max_bytes(job.size), 4 * job.size) + wire.MAX_OVERHEAD
-        self._news: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=64)
+        """The resyncs and bytes that the server knows of."""
+        self._saved_at = 0.0
+        self._confirmed_on = -1
+        """The number of reconnections when the server last confirmed our x̂."""
+        self._arrived: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
 
     def _restore(self, job: Job, client: int) -> Client:
-        """Where we were; anew where there is nothing, or something else."""
+        """The client from the folder, or a new one."""
         path = self._folder / "client.bin" if self._folder else None
         if path is not None and path.exists():
             try:
@@ -85,11 +82,12 @@ class FederationClient:
         return Client(job, client=client)
 
     async def run(self, tasks: int | None = None) -> None:
-        """Follow and train until the server says that it is done, or for so many tasks."""
+        """Follow and train until the training has ended, or for so many tasks."""
         jobs = {asyncio.create_task(self._work(tasks))}
         if self._broadcast:
-            await patiently(lambda: self._link.listen(self._link.names.live, self._heard))
-            jobs.add(asyncio.create_task(self._follow()))
+            live = self._connection.subjects.live
+            await retry(lambda: self._connection.subscribe(live, self._receive))
+            jobs.add(asyncio.create_task(self.follow()))
         try:
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -98,45 +96,47 @@ class FederationClient:
             for task in jobs:
                 task.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
-            self._save(now=True)
+            self.save(now=True)
 
     # --- following x̂ ---
 
-    async def _heard(self, message: Any) -> None:
-        """An increment, or a manifest of one; whoever is too slow catches up later."""
-        if self._news.full():
-            self._news.get_nowait()
-        self._news.put_nowait(message.data)
+    async def _receive(self, message: Any) -> None:
+        """Queue an increment, or a manifest of one; a client that is too slow catches up later."""
+        if self._arrived.full():
+            self._arrived.get_nowait()
+        self._arrived.put_nowait(message.data)
 
-    async def _follow(self) -> None:
-        await self._catch_up()
+    async def follow(self) -> None:
+        """Apply increments as they arrive."""
+        await self.catch_up()
         while True:
             data = None
             with contextlib.suppress(TimeoutError):
-                data = await asyncio.wait_for(self._news.get(), QUIET * random.uniform(0.8, 1.2))
+                data = await asyncio.wait_for(self._arrived.get(), QUIET_SECONDS * random.uniform(0.8, 1.2))
             if data is None:
-                await self._catch_up()
+                await self.catch_up()
                 continue
             try:
-                event = self._apply(await patiently(lambda data=data: self._frame(data)))  # type: ignore[misc]
+                event = self._apply(await retry(lambda data=data: self._frame(data)))  # type: ignore[misc]
             except FrameError as error:
                 self._journal("refused", detail=str(error))
                 continue
             if isinstance(event, Missed | Drifted):
                 version = self.core.version
-                await self._catch_up()
+                await self.catch_up()
                 if isinstance(event, Missed) and self.core.version == version < event.version:
-                    self.resyncs += 1  # what lies between is gone: only a snapshot helps
-            self._save()
+                    self.resyncs += 1  # the increments between are gone: only a snapshot helps
+            self.save()
 
     async def _frame(self, data: bytes) -> bytes:
-        if not is_manifest(data):
-            return data
-        root = self._link.names.public("object")
-        return await objects.get(self._link, root, Manifest.from_bytes(data), self._limit)
+        return await self._object(Manifest.from_bytes(data)) if is_manifest(data) else data
+
+    async def _object(self, manifest: Manifest) -> bytes:
+        root = self._connection.subjects.public("object")
+        return await objects.get(self._connection, root, manifest, self.core.frame_limit)
 
     def _apply(self, frame: bytes) -> Any:
-        """One of the server's frames; a hidden state that is not the server's is reported."""
+        """Apply a frame of the server; count it, and report what went wrong."""
         self.bytes_down += len(frame)
         event = self.core.apply(frame)
         if isinstance(event, Advanced):
@@ -148,75 +148,80 @@ class FederationClient:
             self._journal("refused", reason=event.reason, detail=event.detail)
         return event
 
-    async def _catch_up(self) -> None:
-        """Until x̂ is where the server's was a moment ago."""
+    async def catch_up(self) -> None:
+        """Bring x̂ to the version that the server had a moment ago."""
         wait, done = 0.05, False
         while not done:
             try:
-                done = await patiently(self._sync)
-            except FrameError as error:  # damaged, or replaced by a newer one in the meantime
+                done = await retry(self._newest if self.core.job.replaces else self._sync)
+            except FrameError as error:  # damaged, or replaced by a newer one since
                 self._journal("refused", detail=str(error))
             if not done:
                 await asyncio.sleep(wait * random.uniform(0.5, 1))
                 wait = min(2 * wait, 1.0)
-        self._save()
+        self.save()
+
+    async def _pointer(self) -> SnapshotPointer | None:
+        subjects = self._connection.subjects
+        message = await self._connection.last(subjects.objects, subjects.public("snapshot"))
+        return SnapshotPointer.from_bytes(message.data[TERM_BYTES:]) if message else None
 
     async def _sync(self) -> bool:
-        """By replay or by snapshot, whichever is fewer bytes; False: try again."""
-        if self.core.job.replaces:
-            return await self._newest()
-        link, names = self._link, self._link.names
-        message = await link.last(names.objects, names.public("snapshot"))
-        if message is None:
+        """Get to the newest snapshot's version as ``catch_up`` decides, then replay; False: try again."""
+        pointer, core = await self._pointer(), self.core
+        if pointer is None or (core.in_sync and not await self._confirm(pointer)):
             return False
-        snapshot, core = Newest.from_bytes(message.data[TERM:]), self.core
-        following = await link.get(names.increments, core.version + 1) if core.in_sync else None
-        if following is None and core.in_sync and not await self._confirmed(snapshot):
-            return False
-        behind = snapshot.version - core.version
-        replay = behind * _size(following.data) if following else 0
-        if not core.in_sync or (behind > 0 and (following is None or replay > snapshot.manifest.size)):
-            self.snapshots += 1
-            core.catch_up()  # from here on a snapshot is welcome, whatever its version
-            data = await objects.get(link, names.public("object"), snapshot.manifest, self._limit)
-            self.bytes_down += len(data)
-            if not isinstance(core.apply(data), Advanced):
+        if core.held is None or core.version < pointer.version:
+            needed = catch_up(
+                core.held, pointer.version, pointer.increments, pointer.manifest.size, replaces=False
+            )
+            if needed.snapshot:
+                await self._apply_snapshot(pointer)
+            elif not await self._replay(stop=pointer.version):
                 return False
-        elif following is None:
-            return True
-        self._checked = link.reconnects
-        return await self._replay(_size(following.data) if following else 1)
+            if core.held is None or core.version < pointer.version:
+                return False
+            self._confirmed_on = self._connection.reconnects
+        return await self._replay()
 
-    async def _confirmed(self, snapshot: Newest) -> bool:
-        """Whether the server knows our x̂; asked once in every connection, where nothing newer proves it."""
+    async def _apply_snapshot(self, pointer: SnapshotPointer) -> None:
+        frame = await self._object(pointer.manifest)
+        self.snapshots += 1
+        self.bytes_down += len(frame)
+        self.core.apply(frame)
+
+    async def _confirm(self, pointer: SnapshotPointer) -> bool:
+        """Check once per connection that the server knows our x̂; if not, drop it and return False."""
         core = self.core
-        if self._checked == self._link.reconnects or core.version < snapshot.version:
+        if self._confirmed_on == self._connection.reconnects or core.version < pointer.version:
             return True
-        if core.version == snapshot.version:
-            same = core.hidden.digest == snapshot.digest
+        if core.version == pointer.version:
+            same = core.hidden.digest == pointer.digest
         else:
-            message = await self._link.get(self._link.names.increments, core.version)
+            message = await self._connection.get(self._connection.subjects.increments, core.version)
             same = message is not None and isinstance(self._apply(await self._frame(message.data)), Ignored)
         if not same:
-            self._ahead(snapshot.version)
-        self._checked = self._link.reconnects
+            self._reset(pointer.version)
+        self._confirmed_on = self._connection.reconnects
         return same
 
-    def _ahead(self, target: int) -> None:
-        """x̂ is of a version that the server does not know, or not like this: it was restored from before."""
-        self._journal("ahead", version=self.core.version, server=target)
+    def _reset(self, version: int) -> None:
+        """Drop an x̂ that the server does not have: it was restored to an older version."""
+        self._journal("ahead", version=self.core.version, server=version)
         self.resyncs += 1
-        number = self.core.next_task
-        self.core = Client(self.core.job, client=self.core.client)
-        self.core.next_task = number
+        self.core.reset()
 
-    async def _replay(self, size: int) -> bool:
-        """The increments that are there, of about this size; False where one leads somewhere else."""
-        stream, many = self._link.names.increments, max(1, min(AT_ONCE, WINDOW // size))
-        while True:
-            wanted = range(self.core.version + 1, self.core.version + 1 + many)
-            found = await asyncio.gather(*(self._link.get(stream, version, SLOW) for version in wanted))
-            for message in found:
+    async def _replay(self, stop: int | None = None) -> bool:
+        """Apply the increments that follow, up to ``stop``; False if one does not lead to its version."""
+        stream, many = self._connection.subjects.increments, 1
+        while stop is None or self.core.version < stop:
+            first = self.core.version + 1
+            end = first + many if stop is None else min(first + many, stop + 1)
+            versions = range(first, end)
+            messages = await asyncio.gather(
+                *(self._connection.get(stream, version, PIECE_TIMEOUT) for version in versions)
+            )
+            for message in messages:
                 if message is None:
                     return True
                 event = self._apply(await self._frame(message.data))
@@ -224,88 +229,82 @@ class FederationClient:
                     self.resyncs += 1  # damaged in the broker: a snapshot will lead past it
                 if not isinstance(event, Advanced | Ignored):
                     return False
+                many = max(1, min(AT_ONCE, WINDOW // frame_size(message.data)))
+        return True
 
     async def _newest(self) -> bool:
-        """Where an increment carries the model itself, the newest is enough; x⁰ where there is none yet."""
-        names, core = self._link.names, self.core
-        request = json.dumps({"last_by_subj": names.increment()}).encode()
-        last = await self._link.find(f"$JS.API.DIRECT.GET.{names.increments}", request)
+        """Where an increment replaces x̂, apply the newest; the snapshot of x⁰ where there is none yet."""
+        subjects, core = self._connection.subjects, self.core
+        request = json.dumps({"last_by_subj": subjects.increment()}).encode()
+        last = await self._connection.find(f"$JS.API.DIRECT.GET.{subjects.increments}", request)
         if last is not None:
             if core.in_sync and core.version > last.sequence:
-                self._ahead(last.sequence)
+                self._reset(last.sequence)
             self._apply(await self._frame(last.data))
-            return self.core.in_sync
-        message = await self._link.last(names.objects, names.public("snapshot"))
-        if message is not None and not core.in_sync:
-            snapshot = Newest.from_bytes(message.data[TERM:])
-            self.snapshots += 1
-            core.catch_up()
-            data = await objects.get(self._link, names.public("object"), snapshot.manifest, self._limit)
-            self.bytes_down += len(data)
-            core.apply(data)
+        elif not core.in_sync and (pointer := await self._pointer()) is not None:
+            await self._apply_snapshot(pointer)
         return core.in_sync
 
     # --- training ---
 
     async def _work(self, tasks: int | None) -> None:
-        await self._deliver_kept()
+        await self._deliver_saved()
         while tasks is None or self.tasks < tasks:
             if self._broadcast and not self.core.in_sync:
                 await asyncio.sleep(0.02)
                 continue
-            reply = await patiently(self._ask, lambda error: self._journal("waiting", detail=str(error)))
+            reply = await retry(self._ask, lambda error: self._journal("waiting", detail=str(error)))
             if isinstance(reply, Done):
-                await self._catch_up()
+                await self.catch_up()
                 self.reason = reply.reason
                 return
             if isinstance(reply, Wait):
                 await asyncio.sleep(reply.seconds * random.uniform(1, 1.2))
                 continue
-            if not self._broadcast and not (self.core.in_sync and self.core.version == reply.version):
-                await self._catch_up()
+            if not self._broadcast and self.core.held != reply.version:
+                await self.catch_up()
             if self.core.in_sync:
                 await self._train(reply)
 
     async def _ask(self) -> Reply:
-        """Ask for a lease; where nobody answers, look whether the training has ended."""
-        link, names = self._link, self._link.names
+        """Ask for a lease; if the server does not answer, check whether the training has ended."""
         resyncs, downloaded = self.resyncs, self.bytes_down
         ask = Ask(self.core.next_task, resyncs - self._reported[0], downloaded - self._reported[1])
+        subject = self._connection.subjects.ask(self.core.client)
         try:
-            answer = await link.request(names.ask(self.core.client), msgspec.msgpack.encode(ask))
+            answer = await self._connection.request(subject, msgspec.msgpack.encode(ask))
         except BrokerError:
-            done = await self._done()
-            if done is None:
+            reason = await self._ended()
+            if reason is None:
                 raise
-            return Done(done)
+            return Done(reason)
         self._reported = resyncs, downloaded
         try:
             return wire.unpack(answer.data, _reply)
         except FrameError as error:
-            raise BrokerError(f"an answer that cannot be read: {error}") from error
+            raise BrokerError(f"the server's answer cannot be read: {error}") from error
 
     async def _train(self, lease: Lease) -> None:
         core = self.core
-        task = assign(core.job, core.client, lease.number, core.version, vectors.copy(core.hidden.x))
+        task = assign(core.job, core.client, lease.task, core.version, vectors.copy(core.hidden.x))
         began = time.monotonic()
-        frame = await asyncio.to_thread(self._delta, task)
-        self._journal(
-            "trained", task=task.number, version=task.version, seconds=round(time.monotonic() - began, 3)
-        )
-        self.core.next_task = lease.number + 1
+        frame = await asyncio.to_thread(self._update, task)
+        seconds = round(time.monotonic() - began, 3)
+        self._journal("trained", task=task.task, version=task.version, seconds=seconds)
+        core.next_task = lease.task + 1
         if self._folder is not None:
-            _write(self._folder / "upload.bin", frame)
-            self._save(now=True)
+            files.write(self._folder / "upload.bin", frame)
+            self.save(now=True)
         await self._deliver(frame)
 
-    def _delta(self, task: Task) -> bytes:
+    def _update(self, task: Task) -> bytes:
         delta = self._trainer(task.x, task)
         if delta is None:
-            raise ConfigError("the trainer returned nothing; it must return its delta, y_P − y_0")
+            raise ConfigError("the trainer returned None; it must return its delta, y_P − y_0")
         return self.core.finish(task, delta)
 
-    async def _deliver_kept(self) -> None:
-        """An update that was not acknowledged before we were stopped."""
+    async def _deliver_saved(self) -> None:
+        """Send the update that was not acknowledged before the client was stopped."""
         path = self._folder / "upload.bin" if self._folder else None
         if path is not None and path.exists():
             frame = path.read_bytes()
@@ -317,60 +316,41 @@ class FederationClient:
             path.unlink(missing_ok=True)
 
     async def _deliver(self, frame: bytes) -> None:
-        """Until the broker has acknowledged it, under the same task id however often."""
-        if not await patiently(lambda: self._sent(frame)):
-            self._journal("too late", number=self.core.next_task - 1)
+        """Send an update, under the same message id, until the broker has acknowledged it."""
+        task = self.core.next_task - 1
+        if not await retry(lambda: self._send(frame)):
+            self._journal("too late", task=task)
             return
-        self._journal("acknowledged", bytes=len(frame), number=self.core.next_task - 1)
+        self._journal("acknowledged", bytes=len(frame), task=task)
         self.tasks += 1
         self.bytes_up += len(frame)
         if self._folder is not None:
             (self._folder / "upload.bin").unlink(missing_ok=True)
 
-    async def _sent(self, frame: bytes) -> bool:
-        """Whether it was acknowledged; False: it is not wanted any more, the training has ended."""
+    async def _send(self, frame: bytes) -> bool:
+        """Send an update once; False if the training has ended and it is no longer wanted."""
+        connection, client, data = self._connection, self.core.client, frame
+        subjects = connection.subjects
+        headers = {"Nats-Msg-Id": f"{client}-{wire.fingerprint(frame):016x}"}
         try:
-            await self._send(frame)
+            if len(frame) > connection.max_payload - 4096:
+                manifest = await objects.put(connection, subjects.chunk(client, "object"), frame)
+                data = manifest.to_bytes()
+            await connection.publish(subjects.upload(client), data, headers=headers)
         except BrokerError:
-            if await self._done() is None:
+            if await self._ended() is None:
                 raise
             return False
         return True
 
-    async def _done(self) -> str | None:
-        """Why the training has ended, if it has."""
-        names = self._link.names
-        done = await self._link.last(names.objects, names.public("done"))
+    async def _ended(self) -> str | None:
+        """Why the training has ended, or None."""
+        subjects = self._connection.subjects
+        done = await self._connection.last(subjects.objects, subjects.public("done"))
         return done.data.decode(errors="replace") if done else None
 
-    async def _send(self, frame: bytes) -> None:
-        link, client = self._link, self.core.client
-        data = frame
-        if len(frame) > link.max_payload - 4096:
-            manifest = await objects.put(link, link.names.chunk(client, "object"), frame)
-            data = manifest.to_bytes()
-        number = wire.fingerprint(frame)
-        await link.publish(
-            link.names.upload(client), data, headers={"Nats-Msg-Id": f"{client}-{number:016x}"}
-        )
-
-    def _save(self, *, now: bool = False) -> None:
-        """x̂ and where we are, every now and then."""
-        if self._folder is not None and (now or time.monotonic() - self._saved > SAVE_SECONDS):
-            _write(self._folder / "client.bin", self.core.state())
-            self._saved = time.monotonic()
-
-
-def _size(data: bytes) -> int:
-    """The bytes of a frame, or of the frame that a manifest stands for."""
-    return Manifest.from_bytes(data).size if is_manifest(data) else len(data)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """A file, whole or not at all."""
-    half = path.with_suffix(".half")
-    with half.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    half.replace(path)
+    def save(self, *, now: bool = False) -> None:
+        """Save x̂ and the next task number, at most every SAVE_SECONDS unless ``now``."""
+        if self._folder is not None and (now or time.monotonic() - self._saved_at > SAVE_SECONDS):
+            files.write(self._folder / "client.bin", self.core.state())
+            self._saved_at = time.monotonic()

@@ -1,189 +1,202 @@
-"""What the server sends out: increments in a stream whose sequence number is the version, and snapshots.
+"""What the server sends out: increments, in a stream whose sequence number is the version, and snapshots.
 
-A snapshot is written whenever the increments since the last one cost as many bytes as a model does; the
-stream keeps what came after it, and at least a model's worth: nobody needs more than one model and the
-increments since.
+A snapshot is written whenever the increments since the last one cost a quarter of a model. The stream keeps
+what came after the newest snapshot, and the increments that are cheaper to replay than a snapshot. A client
+that joins at any time downloads at most one model and a quarter.
 """
 
 import contextlib
-
-import msgspec
+from typing import ClassVar
 
 from qafel import wire
-from qafel.errors import FencedError, FrameError, StateError
+from qafel.errors import FencedError, FormatError, FrameError, StateError
 from qafel.federation import objects
+from qafel.federation.leader import FencedKey
 from qafel.federation.nats import Connection, Message
 from qafel.federation.objects import Manifest, is_manifest
-from qafel.federation.register import Register
 from qafel.server import Server
 from qafel.wire import Increment
 
 LAST = "Nats-Expected-Last-Sequence"
-MAGIC = b"QN"
-FORMAT = 1
+SNAPSHOT_EVERY = 0.25
+"""The cost of increments, in models, after which a snapshot is written."""
+TRIM = 16
+"""The stream is trimmed when this many increments can go."""
 
 
-class Newest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Which snapshot is the newest: its version, the digest of x̂, and where its frame lies."""
+class SnapshotPointer(wire.Sealed, frozen=True):
+    """The newest snapshot: its version, its digest, its frame, and the increments that lead to it."""
+
+    MAGIC: ClassVar[bytes] = b"QN"
+    FORMAT: ClassVar[int] = 2
 
     version: wire.Count
     digest: wire.Word
     manifest: Manifest
+    sizes: list[int]
+    """The lengths of the increments that can be replayed, the last of them that of ``version``."""
 
-    def to_bytes(self) -> bytes:
-        """What stands under the key."""
-        return wire.seal(MAGIC, FORMAT, msgspec.msgpack.encode(self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Newest":
-        """The inverse, or FrameError."""
-        return wire.unpack(wire.unseal(MAGIC, FORMAT, data), msgspec.msgpack.Decoder(cls))
+    @property
+    def increments(self) -> dict[int, int]:
+        """The length of each increment that can be replayed, by version."""
+        first = self.version - len(self.sizes) + 1
+        return dict(enumerate(self.sizes, first))
 
 
 class Increments:
-    """The increments and snapshots of one server, in its term."""
+    """The increments and snapshots that one server writes in its term."""
 
-    def __init__(self, link: Connection, term: int, holder: str = "") -> None:
-        self._link, self._names = link, link.names
-        self._subject = link.names.increment(f"{term}-{holder}")
+    def __init__(self, connection: Connection, term: int, holder: str = "") -> None:
+        self._connection, self._subjects = connection, connection.subjects
+        self._subject = connection.subjects.increment(f"{term}-{holder}")
         self.last = 0
-        """The last version in the stream."""
+        """The newest version in the stream."""
         self._first = 1
-        self._snapshot: Newest | None = None
+        self._snapshot: SnapshotPointer | None = None
         self._since = 0
         """Bytes of increments since the newest snapshot."""
+        self._newest_size = 0
         self._long: dict[int, Manifest] = {}
-        self._key = Register(link, link.names.public("snapshot"), term)
+        self._key = FencedKey(connection, connection.subjects.public("snapshot"), term)
         self._older: Manifest | None = None
-        """The snapshot before the newest: somebody may be reading it."""
+        """The snapshot before the newest: a client may be reading it."""
         self.damaged = False
         """Whether an increment was damaged on its way into the broker."""
 
     async def open(self, replicas: int, server: Server) -> None:
-        """The stream of increments, for this term. What it lacks of the server's log is written; one that is
-        lost, or further behind, begins there.
+        """Open the stream for this term and write the increments of the server's log that it lacks.
+
+        A stream that is lost, or too far behind, starts at the first increment of the log.
         """
-        names, version = self._names, server.version
+        subjects, version = self._subjects, server.version
         kept = {entry.version: entry.frame for entry in server.log.entries}
         begin = min(kept, default=version + 1)
         config = {
             "subjects": [self._subject],
             "allow_direct": True,
-            "republish": {"src": self._subject, "dest": names.live},
+            "republish": {"src": self._subject, "dest": subjects.live},
             "num_replicas": replicas,
             "first_seq": begin,
         }
-        state = (await self._link.ensure(names.increments, config))["state"]
+        state = (await self._connection.ensure(subjects.increments, config))["state"]
         with contextlib.suppress(FrameError):
             if data := await self._key.take_over():
-                self._snapshot = Newest.from_bytes(data)
+                self._snapshot = SnapshotPointer.from_bytes(data)
         self.last, self._first = state["last_seq"], max(1, state["first_seq"])
         if self.last < begin - 1:
-            await self._link.purge(names.increments, below=begin)
+            await self._connection.purge(subjects.increments, below=begin)
             self.last, self._first, self._snapshot = begin - 1, begin, None
         if self._snapshot is not None and self._snapshot.version > version:
-            self._snapshot = None  # of a past that this server does not know
+            self._snapshot = None  # it belongs to versions that this server does not have
         for missing in range(self.last + 1, version + 1):
             await self.publish(missing, kept[missing])
         if self._snapshot is not None:
             since = self._snapshot.version
             self._since = sum(len(frame) for v, frame in kept.items() if v > since)
         if server.server_quantizer.max_bytes(server.job.size) > self._room:
-            await self._find_long()
+            await self._load_long()
 
     @property
     def _room(self) -> int:
-        """Bytes of a frame that still fit into a message."""
-        return self._link.max_payload - 4096
+        """The longest frame that fits into a message."""
+        return self._connection.max_payload - 4096
 
-    async def _find_long(self) -> None:
-        """Which versions lie in pieces."""
+    async def _load_long(self) -> None:
+        """Read which versions are stored in pieces."""
         for version in range(self._first, self.last + 1):
-            message = await self._link.get(self._names.increments, version)
+            message = await self._connection.get(self._subjects.increments, version)
             with contextlib.suppress(FrameError):
                 if message is not None and is_manifest(message.data):
                     self._long[version] = Manifest.from_bytes(message.data)
 
     @property
-    def objects(self) -> set[str]:
-        """The digests of what is needed of ``public.object``."""
+    def digests(self) -> set[str]:
+        """The digests of the objects that are still needed."""
         needed = {manifest.digest for manifest in self._long.values()}
         if self._older is not None:
             needed.add(self._older.digest)
         return needed | ({self._snapshot.manifest.digest} if self._snapshot else set())
 
     async def agrees(self, server: Server) -> bool:
-        """Whether what the stream says of the server's version is what the server says."""
-        message = await self._link.get(self._names.increments, server.version) if server.version else None
+        """Whether the increment of the server's version leads to the server's hidden state."""
+        version = server.version
+        message = await self._connection.get(self._subjects.increments, version) if version else None
         if message is None:
             return True
         try:
-            said = wire.decode(await self._frame(message, server))
+            increment = wire.decode(await self._frame(message, server))
+        except FormatError:
+            raise
         except FrameError:
-            return True  # damaged on its way into the broker: it says nothing
-        return isinstance(said, Increment) and said.digest == server.hidden.digest
+            return True  # it was damaged on its way into the broker
+        return isinstance(increment, Increment) and increment.digest == server.hidden.digest
 
     async def _frame(self, message: Message, server: Server) -> bytes:
         if not is_manifest(message.data):
             return message.data
         limit = server.server_quantizer.max_bytes(server.job.size) + wire.MAX_OVERHEAD
-        root = self._names.public("object")
-        return await objects.get(self._link, root, Manifest.from_bytes(message.data), limit)
+        root = self._subjects.public("object")
+        return await objects.get(self._connection, root, Manifest.from_bytes(message.data), limit)
 
     async def publish(self, version: int, frame: bytes) -> None:
-        """Write a version, once and for all: another server's is never overwritten, our own not repeated."""
+        """Write a version once: the version of another server is never overwritten, our own not repeated."""
         data = frame
         if len(frame) > self._room:
-            manifest = await objects.put(self._link, self._names.public("object"), frame)
+            manifest = await objects.put(self._connection, self._subjects.public("object"), frame)
             data, self._long[version] = manifest.to_bytes(), manifest
         if version <= self.last:
-            there = await self._link.get(self._names.increments, version)
-            if there is not None and not self._ours(there.data, data):
-                raise StateError(f"version {version} in the broker is not what its uploads lead to")
+            stored = await self._connection.get(self._subjects.increments, version)
+            if stored is not None and not self._is_ours(stored.data, data):
+                raise StateError(f"version {version} in the broker does not follow from its uploads")
             return
         headers = {LAST: str(version - 1)}
         try:
-            sequence = await self._link.publish(self._subject, data, headers=headers)
+            sequence = await self._connection.publish(self._subject, data, headers=headers)
         except FencedError:
-            there = await self._link.get(self._names.increments, version)
-            if there is None or not self._ours(there.data, data):
+            stored = await self._connection.get(self._subjects.increments, version)
+            if stored is None or not self._is_ours(stored.data, data):
                 raise
-            sequence = version  # it was ours: the acknowledgement got lost
+            sequence = version  # it is ours: the acknowledgement was lost
         if sequence != version:
             raise FencedError(f"version {version} became message {sequence}: the stream is not ours")
-        self.last = version
+        self.last, self._newest_size = version, len(frame)
         self._since += len(frame)
 
-    def _ours(self, there: bytes, data: bytes) -> bool:
-        """Whether a stored message is ours; one that was damaged on its way is, and a snapshot must lead past
-        it.
-        """
-        if there == data:
+    def _is_ours(self, stored: bytes, data: bytes) -> bool:
+        """Whether a stored message is ours, perhaps damaged; then a snapshot must lead past it."""
+        if stored == data:
             return True
         with contextlib.suppress(FrameError):
-            if is_manifest(there):
-                Manifest.from_bytes(there)
+            if is_manifest(stored):
+                Manifest.from_bytes(stored)
             else:
-                wire.decode(there)
+                wire.decode(stored)
             return False
         self.damaged = True
         return True
 
-    async def snapshot(self, server: Server, *, asked: bool = False) -> bool:
-        """Write a snapshot if one is due or asked for; let go of increments that nobody needs any more."""
+    def due(self, server: Server) -> bool:
+        """Whether the next increment would make those since the newest snapshot exceed a quarter model."""
+        if self._snapshot is None:
+            return True
         whole = server.hidden.snapshot_bytes(server.job.id)
-        due = self._snapshot is None or (self._since >= whole and not server.job.replaces)
+        return not server.job.replaces and self._since + self._newest_size > SNAPSHOT_EVERY * whole
+
+    async def snapshot(self, server: Server, *, asked: bool = False) -> bool:
+        """Write a snapshot if one is due or asked for, and drop increments that are no longer needed."""
         asked, self.damaged = asked or self.damaged, False
+        due = self.due(server)
         due = due or (asked and self._snapshot is not None and self._snapshot.version < server.version)
         if due:
             frame = wire.encode(server.hidden.snapshot(server.job.id))
-            manifest = await objects.put(self._link, self._names.public("object"), frame)
+            manifest = await objects.put(self._connection, self._subjects.public("object"), frame)
             before = self._snapshot
-            self._snapshot = Newest(server.version, server.hidden.digest, manifest)
+            sizes = list(server.log.sizes.values())
+            self._snapshot = SnapshotPointer(server.version, server.hidden.digest, manifest, sizes)
             await self._key.write(self._snapshot.to_bytes())
             self._since = 0
             if self._older is not None and self._older.digest != manifest.digest:
-                await objects.remove(self._link, self._names.public("object"), self._older)
+                await objects.remove(self._connection, self._subjects.public("object"), self._older)
             self._older = before.manifest if before and before.manifest.digest != manifest.digest else None
         await self._trim(server)
         return due
@@ -191,12 +204,13 @@ class Increments:
     async def _trim(self, server: Server) -> None:
         if self._snapshot is None:
             return
-        needed = server.log.entries[0].version if server.log.entries else server.version
-        if not server.job.replaces:
-            needed = min(needed, self._snapshot.version + 1)
-        if needed < self._first + 16:  # not worth a call
+        if server.job.replaces:
+            needed = server.version
+        else:
+            needed = min(self._snapshot.increments, default=self._snapshot.version + 1)
+        if needed < self._first + TRIM:
             return
-        await self._link.purge(self._names.increments, below=needed)
+        await self._connection.purge(self._subjects.increments, below=needed)
         self._first = needed
         for version in [version for version in self._long if version < needed]:
-            await objects.remove(self._link, self._names.public("object"), self._long.pop(version))
+            await objects.remove(self._connection, self._subjects.public("object"), self._long.pop(version))

@@ -1,11 +1,11 @@
-"""An operator's keys: a private CA with a certificate for the broker, and an NKey for the server and each
-client. The broker's configuration lets every key do what its owner needs and nothing else.
+"""Keys of a federation: a private CA with a certificate for the broker, and an NKey for the server and each
+client. The broker's configuration gives every key the permissions that its owner needs, and no others.
 
-    DIR/ca.pem, ca-key.pem               the CA; ca-key.pem signs, and stays with the operator
+    DIR/ca.pem, ca-key.pem               the CA; ca-key.pem signs certificates and stays with the operator
     DIR/broker.pem, broker-key.pem       the broker's certificate
-    DIR/users.json                       public keys and permissions: all that the broker needs to know
-    DIR/server/{ca.pem, seed.nk}         what goes to the server (--keys DIR/server)
-    DIR/client-7/{ca.pem, seed.nk}       what goes to client 7
+    DIR/users.json                       public keys and permissions, for the broker
+    DIR/server/{ca.pem, seed.nk}         for the server (--keys DIR/server)
+    DIR/client-7/{ca.pem, seed.nk}       for client 7
 """
 
 import datetime
@@ -16,10 +16,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from qafel import files
 from qafel.errors import ConfigError, MissingExtraError
 from qafel.federation.subjects import Subjects
 
 DAYS = 365
+FORMAT = 1
+"""The version of users.json."""
 
 
 def make(
@@ -30,8 +33,8 @@ def make(
     hosts: Sequence[str] = ("127.0.0.1", "localhost"),
     days: float = DAYS,
 ) -> list[Path]:
-    """Make what is missing of a federation's keys; adding a client later leaves the others as they are."""
-    names, folder = Subjects(name), Path(folder)
+    """Make the keys that are missing, and return their folders; existing keys stay as they are."""
+    subjects, folder = Subjects(name), Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         users = _users(folder)
@@ -40,26 +43,26 @@ def make(
         if not (folder / "ca.pem").exists() or _expired(folder / "ca.pem"):
             _certificates(folder, hosts, days)
             for who in users.get("users", {}):
-                _write(folder / who / "ca.pem", (folder / "ca.pem").read_bytes())
+                files.write(folder / who / "ca.pem", (folder / "ca.pem").read_bytes())
         made = []
         keyed = dict(users.get("users", {}))
         for who, permissions in [
-            ("server", names.server_permissions()),
-            *((f"client-{client}", names.client_permissions(client)) for client in clients),
+            ("server", subjects.server_permissions()),
+            *((f"client-{client}", subjects.client_permissions(client)) for client in clients),
         ]:
             if who not in keyed:
                 keyed[who] = {"nkey": _seed(folder / who, folder / "ca.pem"), **permissions}
                 made.append(folder / who)
-        _write(folder / "users.json", json.dumps({"name": name, "users": keyed}, indent=1).encode())
+        files.write_json(folder / "users.json", {"format": FORMAT, "name": name, "users": keyed})
     except OSError as error:
         raise ConfigError(f"cannot write keys to {folder}: {error.strerror or error}") from error
     return made
 
 
 def broker_block(folder: Path) -> list[str]:
-    """The lines of a broker's configuration that know these keys.
+    """The lines of a broker's configuration that admit these keys.
 
-    The server and the streams have an account of their own, and clients reach it through services only. In
+    The server and the streams have an account of their own, which clients reach only through services. In
     one account, a client could have the broker write an acknowledgement to any subject it names as the place
     for the answer.
     """
@@ -74,15 +77,15 @@ def broker_block(folder: Path) -> list[str]:
         "  timeout: 5",
         "}",
     ]
-    names = Subjects(users["name"])
+    subjects = Subjects(users["name"])
     server = _user(users["users"]["server"], ", allow_responses: true")
     clients = [_user(user) for who, user in users["users"].items() if who != "server"]
-    services = json.dumps(names.services())[1:-1].split(", ")
-    exports = [*(f"{{ service: {subject} }}" for subject in services), f'{{ stream: "{names.live}" }}']
+    services = json.dumps(subjects.services())[1:-1].split(", ")
+    exports = [*(f"{{ service: {subject} }}" for subject in services), f'{{ stream: "{subjects.live}" }}']
     theirs = "{ account: SERVER, subject: %s }"
     imports = [
         *(f"{{ service: {theirs % subject} }}" for subject in services),
-        f"{{ stream: {theirs % json.dumps(names.live)} }}",
+        f"{{ stream: {theirs % json.dumps(subjects.live)} }}",
     ]
     return [
         *lines,
@@ -117,27 +120,32 @@ def _users(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        users: dict[str, Any] = json.loads(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
-    return found
+    if users.get("format") != FORMAT:
+        raise ConfigError(
+            f"{path} has format {users.get('format', 0)}; this version of qafel reads {FORMAT}; "
+            "make new keys in an empty folder with qafel keys"
+        )
+    return users
 
 
 def _seed(folder: Path, ca: Path) -> str:
-    """A new NKey in a folder of its own; its public half."""
+    """Make an NKey in a folder and return its public half."""
     try:
         import nkeys
     except ImportError as error:
         raise MissingExtraError("making keys", "federation") from error
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
     folder.mkdir(exist_ok=True)
-    _write(folder / "seed.nk", bytes(seed), secret=True)
-    _write(folder / "ca.pem", ca.read_bytes())
+    files.write(folder / "seed.nk", bytes(seed), mode=0o600)
+    files.write(folder / "ca.pem", ca.read_bytes())
     return str(nkeys.from_seed(bytearray(seed)).public_key.decode())
 
 
 def _certificates(folder: Path, hosts: Sequence[str], days: float) -> None:
-    """The CA, and the broker's certificate for these hosts."""
+    """Make the CA, and the broker's certificate for these hosts."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -164,8 +172,8 @@ def _certificates(folder: Path, hosts: Sequence[str], days: float) -> None:
         pem = serialization.Encoding.PEM
         plain = serialization.NoEncryption()
         secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-        _write(folder / f"{name}-key.pem", secret, secret=True)
-        _write(folder / f"{name}.pem", certificate.public_bytes(pem))
+        files.write(folder / f"{name}-key.pem", secret, mode=0o600)
+        files.write(folder / f"{name}.pem", certificate.public_bytes(pem))
 
     ca_key, broker_key = private(), private()
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
@@ -176,11 +184,11 @@ def _certificates(folder: Path, hosts: Sequence[str], days: float) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
+    hostnames = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     broker = (
         builder("qafel broker", "qafel CA", broker_key.public_key())
-        .add_extension(names, critical=False)
+        .add_extension(hostnames, critical=False)
         .add_extension(issuer, critical=False)
         .sign(ca_key, hashes.SHA256())
     )
@@ -202,13 +210,3 @@ def _alternative(host: str) -> Any:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _write(path: Path, data: bytes, *, secret: bool = False) -> None:
-    """Write a file whole; a secret one for its owner's eyes only."""
-    half = path.with_suffix(".half")
-    half.unlink(missing_ok=True)
-    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    half.replace(path)

@@ -1,8 +1,8 @@
 """Leadership: one server at a time.
 
-The leader renews a key in the broker; a standby takes over when the key has not changed for a while by its
-own clock, so clocks need not agree. Each take-over is a new TERM, and the increments stream is told to take
-messages of that term only: the broker itself refuses whoever led before, however late it wakes up.
+The leader renews a key in the broker. A standby takes over when the key has not changed for a while by its
+own clock, so clocks need not agree. Each take-over is a new term, and the increments stream accepts only
+messages of the newest term: the broker itself refuses a former leader, however late it wakes up.
 """
 
 import asyncio
@@ -10,23 +10,62 @@ import secrets
 
 from qafel.errors import FencedError
 from qafel.federation.nats import Connection
-from qafel.federation.register import Register
 
 LEASE = 4.0
-"""Seconds without a sign of life after which a standby takes over."""
+"""A standby takes over after this many seconds without a renewal."""
 RENEW = 1.0
+LAST = "Nats-Expected-Last-Subject-Sequence"
+TERM_BYTES = 8
+
+
+class FencedKey:
+    """A key in the broker that only the newest leader overwrites, and only what it has read.
+
+    The value carries the term of its writer. A new leader writes the value again in its own term; from then
+    on the former leader is refused.
+    """
+
+    def __init__(self, connection: Connection, subject: str, term: int = 0) -> None:
+        self._connection, self._subject, self.term = connection, subject, term
+        self.revision = 0
+
+    async def read(self) -> bytes | None:
+        """The value, or None; FencedError if a newer leader wrote it."""
+        message = await self._connection.decided(self._connection.subjects.objects, self._subject)
+        self.revision = message.sequence if message else 0
+        if message is None:
+            return None
+        if self.term and int.from_bytes(message.data[:TERM_BYTES], "big") > self.term:
+            raise FencedError("another server has taken over")
+        return message.data[TERM_BYTES:]
+
+    async def write(self, data: bytes) -> None:
+        """Overwrite the value that was read or written last; FencedError if it has changed since."""
+        value = self.term.to_bytes(TERM_BYTES, "big") + data
+        headers = {LAST: str(self.revision)}
+        self.revision = await self._connection.publish(self._subject, value, headers=headers)
+
+    async def take_over(self) -> bytes:
+        """Write the value again in this term and return it; empty if there was none."""
+        while True:
+            data = await self.read() or b""
+            try:
+                await self.write(data)
+            except FencedError:
+                continue  # it has changed since it was read
+            return data
 
 
 class Leadership:
-    """The right to write."""
+    """The right of one server to write."""
 
-    def __init__(self, link: Connection) -> None:
-        self._key = Register(link, link.names.private("leader"))
+    def __init__(self, connection: Connection) -> None:
+        self._key = FencedKey(connection, connection.subjects.private("leader"))
         self.holder = secrets.token_hex(8)
         self.term = 0
 
     async def take(self, *, standby: bool, again: bool = False) -> int:
-        """Become the leader, at once or (``standby``) when there is no sign of life of another; the term."""
+        """Become the leader and return the term; a ``standby`` first waits until the leader is silent."""
         while True:
             holder = await self._key.read()
             if again and holder and holder.decode() != self.holder:
@@ -38,11 +77,12 @@ class Leadership:
                 self.term = self._key.revision
                 return self.term
             except FencedError:
-                await asyncio.sleep(0.1)  # another one was faster
+                await asyncio.sleep(0.1)  # another server was faster
 
     async def _silent(self, leases: int) -> bool:
-        """Whether the leader gives no sign of life for so long; longer where there is no key at all: a broker
-        that was wiped is for the one who leads to rebuild.
+        """Whether the leader does not renew the key for this many leases.
+
+        A standby waits longer where there is no key: the leader rebuilds a broker that lost its store.
         """
         revision = self._key.revision
         for _ in range(int(leases * LEASE / 0.25)):
@@ -54,7 +94,7 @@ class Leadership:
         return True
 
     async def renew(self) -> None:
-        """A sign of life; FencedError where another server leads."""
+        """Renew the key; FencedError if another server leads."""
         await self._key.write(self.holder.encode())
 
     async def resign(self) -> None:

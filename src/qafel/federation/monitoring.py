@@ -1,39 +1,53 @@
-"""What a running server counts, for Prometheus, and its health: a few lines of HTTP on loopback.
+"""Monitoring of a running server: metrics for Prometheus, health checks, and a status message every second.
 
 /metrics   counters and gauges
-/healthz   200 while the process is well
-/readyz    200 while it leads and the broker is there, otherwise 503 and why
+/healthz   200 while the process runs
+/readyz    200 while it leads and reaches the broker, otherwise 503 and the reason
 """
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qafel.errors import BrokerError
+from qafel.federation.nats import Connection
+from qafel.federation.state import FederationState
+from qafel.federation.subjects import Subjects
 
 Labels = tuple[tuple[str, str], ...]
 BUCKETS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 HELP = {
-    "qafel_uploads_accepted_total": ("counter", "Updates in the buffer or in the model."),
-    "qafel_uploads_rejected_total": ("counter", "Uploads that were not taken, by reason."),
+    "qafel_uploads_accepted_total": ("counter", "Updates that were accepted."),
+    "qafel_uploads_rejected_total": ("counter", "Uploads that were rejected, by reason."),
     "qafel_bytes_up_total": ("counter", "Bytes of frames that clients sent."),
     "qafel_bytes_down_total": ("counter", "Bytes of increments, each counted once."),
     "qafel_bytes_downloaded_total": ("counter", "Bytes of frames that clients downloaded, as they report."),
     "qafel_version": ("gauge", "Server steps taken."),
     "qafel_buffer_fill": ("gauge", "Updates in the buffer."),
     "qafel_leases": ("gauge", "Clients that train now."),
-    "qafel_log_sequence": ("gauge", "The last upload that was taken in."),
+    "qafel_log_sequence": ("gauge", "The sequence number of the last upload that was processed."),
     "qafel_checkpoints_total": ("counter", "Checkpoints written."),
     "qafel_checkpoint_seconds_total": ("counter", "Time spent on checkpoints."),
     "qafel_snapshots_total": ("counter", "Snapshots written."),
-    "qafel_resyncs_total": ("counter", "Times a client reported that its hidden state was not the server's."),
-    "qafel_accuracy": ("gauge", "Smoothed accuracy on held-out samples."),
+    "qafel_resyncs_total": ("counter", "Times a client dropped a hidden state that was not the server's."),
+    "qafel_evaluation": ("gauge", "Smoothed metrics on held-out samples, by name."),
     "qafel_leader": ("gauge", "1 while this server leads."),
     "qafel_staleness": ("histogram", "Staleness of accepted updates."),
 }
 
+LABELLED = {"qafel_uploads_rejected_total", "qafel_evaluation"}
+"""Metrics that have no value without a label."""
+SILENCE = 10.0
+"""``watch`` gives up after this many seconds without a status message."""
+
 
 class Metrics:
-    """Numbers by name and labels."""
+    """Counters and gauges by name and labels."""
 
     def __init__(self) -> None:
         self.values: Counter[tuple[str, Labels]] = Counter()
@@ -42,25 +56,25 @@ class Metrics:
         """Why the server is not ready, or None."""
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
-        """Count."""
+        """Increase a counter."""
         self.values[f"qafel_{name}", tuple(sorted(labels.items()))] += amount  # type: ignore[assignment]
 
-    def set(self, name: str, value: float) -> None:
-        """A gauge's value."""
-        self.values[f"qafel_{name}", ()] = value  # type: ignore[assignment]
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self.values[f"qafel_{name}", tuple(sorted(labels.items()))] = value  # type: ignore[assignment]
 
     def text(self) -> str:
-        """All of it, as Prometheus reads it."""
+        """All metrics in the text format of Prometheus."""
         lines = []
         for name, (kind, about) in HELP.items():
             lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
             if kind == "histogram":
                 lines += self._histogram(name)
                 continue
-            found = {labels: value for (which, labels), value in self.values.items() if which == name}
-            if not found and name != "qafel_uploads_rejected_total":
-                found = {(): 0}
-            for labels, value in sorted(found.items()):
+            values = {labels: value for (which, labels), value in self.values.items() if which == name}
+            if not values and name not in LABELLED:
+                values = {(): 0}
+            for labels, value in sorted(values.items()):
                 inside = ",".join(f'{key}="{text}"' for key, text in labels)
                 lines.append(f"{name}{{{inside}}} {value:g}" if inside else f"{name} {value!r}")
         return "\n".join(lines) + "\n"
@@ -75,7 +89,7 @@ class Metrics:
         return [*lines, f'{name}_bucket{{le="+Inf"}} {count}', f"{name}_sum {total}", f"{name}_count {count}"]
 
     async def serve(self, host: str, port: int) -> asyncio.Server:
-        """Answer on this port until the server is closed."""
+        """Serve HTTP on this port until the returned server is closed."""
         return await asyncio.start_server(self._answer, host, port, limit=8192)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,3 +112,76 @@ class Metrics:
                 )
                 await writer.drain()
         writer.close()
+
+
+class Monitor:
+    """Sets the gauges and publishes the status of a server."""
+
+    def __init__(self, name: str, connection: Connection, metrics: Metrics) -> None:
+        self._name, self._connection, self._metrics = name, connection, metrics
+
+    def report(self, state: FederationState, *, leases: int, term: int, ended: bool) -> None:
+        """Publish how things stand now."""
+        tracker, server, plan = state.tracker, state.server, state.plan
+        totals, buffered = tracker.totals, server.aggregator.count
+        smoothed = totals.points[-1].smoothed if totals.points else {}
+        gauges = {
+            "version": server.version,
+            "buffer_fill": buffered,
+            "leases": leases,
+            "log_sequence": state.sequence,
+            "leader": 1.0,
+        }
+        for name, value in gauges.items():
+            self._metrics.set(name, value)
+        for name, value in smoothed.items():
+            self._metrics.set("evaluation", value, metric=name)
+        status = {
+            "name": self._name,
+            "version": server.version,
+            "uploads": totals.uploads,
+            "wanted": plan.uploads,
+            "rejected": dict(server.rejections),
+            "buffer": [buffered, state.job.buffer_size],
+            "staleness": round(tracker.mean_staleness, 2),
+            "bytes_up": totals.bytes_up,
+            "bytes_down": totals.bytes_down,
+            "leases": [leases, plan.concurrency],
+            "metrics": smoothed,
+            "seconds": round(totals.time, 1),
+            "term": term,
+            "reason": totals.reason if ended else None,
+        }
+        sending = self._connection.send(self._connection.subjects.status, msgspec.json.encode(status))
+        task = asyncio.ensure_future(sending)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def watch(name: str, broker: str, keys: Path | None = None) -> Iterator[dict[str, Any]]:
+    """The status messages of a server, until it has ended; BrokerError if there are none for a while."""
+    loop, connection = asyncio.new_event_loop(), None
+    try:
+        subjects = Subjects(name)
+        connection = loop.run_until_complete(Connection.open(broker, subjects, "server", keys=keys))
+        messages: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def receive(message: Any) -> None:
+            messages.put_nowait(message.data)
+
+        loop.run_until_complete(connection.subscribe(subjects.status, receive))
+        while True:
+            try:
+                data = loop.run_until_complete(asyncio.wait_for(messages.get(), SILENCE))
+            except TimeoutError:
+                raise BrokerError(
+                    f"no server of the federation {name!r} at {broker} has reported for {SILENCE:.0f} s; "
+                    "start one with qafel serve"
+                ) from None
+            status: dict[str, Any] = msgspec.json.decode(data)
+            yield status
+            if status["reason"]:
+                return
+    finally:
+        if connection is not None:
+            loop.run_until_complete(connection.close())
+        loop.close()

@@ -1,11 +1,17 @@
-"""The plan of a federation: what is learned and how, and who may train when. ``JOB.toml`` is one."""
+"""The plan of a federation (``JOB.toml``): what is learned and how, and which clients train when.
+
+``Welcome`` is what a client reads first: the job, and the plan.
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar
 
-from qafel.errors import ConfigError
+from qafel import wire
+from qafel.config import Job
+from qafel.errors import BrokerError, ConfigError, FormatError, FrameError
+from qafel.federation.nats import Connection, retry
 from qafel.federation.subjects import Subjects
 from qafel.tasks.settings import Learning, read_file
 
@@ -14,39 +20,93 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that decides what a federation does."""
 
     name: str = "qafel"
-    """Subjects its streams and subjects."""
-    downlink: Literal["broadcast", "catch-up"] = "broadcast"
-    """Clients hear every increment, or fetch what they missed when they start a task."""
+    """The name of the federation: part of its streams and subjects."""
     concurrency: int = 100
-    """Clients that may train at a time."""
+    """The largest number of clients that train at a time."""
     lease_seconds: float = 300.0
-    """A client that has not reported by then no longer counts; its update is welcome whenever it comes."""
+    """A client that has not reported after this time no longer counts; its update is still accepted."""
     rest_seconds: float = 0.0
-    """How long a client rests between two tasks."""
+    """The pause of a client between two tasks."""
     max_pending: int = 64
-    """Uploads of one client that the broker keeps for the server; more have to wait."""
+    """The largest number of uploads of one client that wait in the broker; more are refused."""
     max_norm: float | None = None
-    """Updates of a larger norm are rejected."""
+    """Updates with a larger norm are rejected."""
     checkpoint_seconds: float = 1.0
-    """The server's state is saved this often; until then the broker keeps the uploads."""
+    """The time between two checkpoints; until then the broker keeps the uploads."""
     replicas: int = 1
-    """Of everything in the broker; 3 in a cluster of three."""
+    """Copies of everything in the broker; 3 in a cluster of three."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         Subjects(self.name)
         for name in ("concurrency", "max_pending", "replicas"):
             if not 1 <= getattr(self, name) < 1 << 31:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("lease_seconds", "rest_seconds", "checkpoint_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be at least 0 and finite, not {getattr(self, name)}")
+                raise ConfigError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         if self.max_norm is not None and not 0 < self.max_norm < math.inf:
-            raise ConfigError(f"max_norm must be positive and finite, not {self.max_norm}")
+            raise ConfigError(f"max_norm must be positive and finite, got {self.max_norm}")
         if self.algorithm == "fedavg":
             raise ConfigError("a federation is asynchronous, and fedavg is not; use fedbuff or qafel")
+        if self.byte_budget is not None and self.downlink != "broadcast":
+            raise ConfigError(
+                "in a federation byte_budget needs downlink broadcast: the log does not have what clients download"
+            )
 
 
-def read(path: Path | None, changes: Iterable[str] = ()) -> Plan:
+def read_plan(path: Path | None, changes: Iterable[str] = ()) -> Plan:
     """A plan from a TOML file and ``key=value`` changes."""
     return read_file(Plan, path, changes)
+
+
+class Welcome(wire.Sealed, frozen=True):
+    """What a client needs before its first snapshot. Its format is that of the whole federation."""
+
+    MAGIC: ClassVar[bytes] = b"QT"
+    FORMAT: ClassVar[int] = 2
+
+    job: bytes
+    plan: str
+    """The server's plan as TOML."""
+
+
+async def read_welcome(connection: Connection, notice: Callable[[BrokerError], None]) -> Welcome:
+    """The welcome of a federation; waits until its server has published it."""
+    subjects = connection.subjects
+
+    async def read() -> Welcome:
+        try:
+            message = await connection.last(subjects.objects, subjects.public("welcome"))
+        except BrokerError as error:
+            raise BrokerError(f"the federation {subjects.name!r} does not answer: {error}") from error
+        if message is None:
+            raise BrokerError(f"the federation {subjects.name!r} has not been started")
+        try:
+            return Welcome.from_bytes(message.data)
+        except FormatError as error:
+            raise ConfigError(f"the federation {subjects.name!r} runs another version: {error}") from error
+        except FrameError as error:
+            raise BrokerError(f"the welcome is damaged: {error}") from error
+
+    return await retry(read, notice)
+
+
+async def write_welcome(connection: Connection, job: Job, plan: Plan) -> None:
+    """Publish the job and the plan; ConfigError if another job runs under this name."""
+    subjects = connection.subjects
+    welcome = Welcome(job.to_bytes(), plan.to_toml())
+    stored = await connection.last(subjects.objects, subjects.public("welcome"))
+    if stored is not None:
+        try:
+            other = Welcome.from_bytes(stored.data) != welcome
+        except FormatError:
+            other = True
+        except FrameError:
+            stored, other = None, False  # it was damaged on its way into the broker
+        if other:
+            raise ConfigError(
+                f"the broker runs another job under the name {subjects.name!r}; choose another name"
+            )
+    if stored is None:
+        await connection.publish(subjects.public("welcome"), welcome.to_bytes())

@@ -1,7 +1,7 @@
-"""Reading the upload log in order, by sequence number, as fast as it grows.
+"""The upload log, read in order, by sequence number, as fast as it grows.
 
-A pull consumer without acknowledgements: the broker keeps no state for us that matters. Where a message is
-missing, or the broker says nothing for a while, the consumer is made anew from the next sequence number.
+It is a pull consumer without acknowledgements: the broker keeps no state that matters. If a message is
+missing, or the broker is silent for a while, the consumer is recreated at the next sequence number.
 """
 
 import asyncio
@@ -11,68 +11,93 @@ import secrets
 from collections import deque
 from typing import Any
 
-from qafel.errors import BrokerError
+from qafel.errors import BrokerError, StateError
 from qafel.federation.nats import Connection, Message
+from qafel.federation.plan import Plan
 
 BATCH = 256
 EXPIRES = 5.0
 HEARTBEAT = 1.0
 
 
-class Reader:
-    """Messages of a stream after ``sequence``."""
+async def open_log(connection: Connection, plan: Plan, sequence: int, frame_limit: int) -> None:
+    """Open the upload log, which must continue after ``sequence``; StateError if uploads are missing."""
+    subjects = connection.subjects
+    config = {
+        "subjects": [subjects.upload()],
+        "max_msgs_per_subject": plan.max_pending,
+        "discard": "new",
+        "discard_new_per_subject": True,
+        "duplicate_window": 120_000_000_000,
+        "max_msg_size": min(connection.max_payload, frame_limit + 4096),
+        "first_seq": sequence + 1,
+        "allow_direct": True,
+        "num_replicas": plan.replicas,
+    }
+    log = (await connection.ensure(subjects.uploads, config))["state"]
+    if log["last_seq"] < sequence:  # the broker lost its log: continue our numbering
+        await connection.purge(subjects.uploads, below=sequence + 1)
+    elif log["first_seq"] > sequence + 1:
+        raise StateError(
+            f"the upload log starts at {log['first_seq']}, and the newest checkpoint ends at {sequence}: "
+            "uploads are missing; start the federation under a new name"
+        )
 
-    def __init__(self, link: Connection, stream: str, sequence: int) -> None:
-        self._link, self._stream, self.sequence = link, stream, sequence
-        self._found: deque[Message] = deque()
-        self._news = asyncio.Event()
+
+class Reader:
+    """The messages of a stream after ``sequence``."""
+
+    def __init__(self, connection: Connection, stream: str, sequence: int) -> None:
+        self._connection, self._stream, self.sequence = connection, stream, sequence
+        self._messages: deque[Message] = deque()
+        self._arrived = asyncio.Event()
         self._consumer: str | None = None
         self._subscription: Any = None
-        self._wanted = 0
-        """Messages that the broker still owes us."""
-        self._heard = 0.0
-        self._hole = False
-        """Whether a message did not arrive."""
-        self._over = 0
-        """The connection that the consumer was made over."""
+        self._requested = 0
+        """The number of messages requested from the broker that have not arrived."""
+        self._last_heard = 0.0
+        self._gap = False
+        """Whether a sequence number was skipped."""
+        self._reconnects = 0
+        """The number of reconnections when the consumer was created."""
 
     async def next(self, wait: float) -> list[Message]:
-        """What has arrived; after ``wait`` seconds perhaps nothing."""
+        """The messages that have arrived; an empty list after ``wait`` seconds."""
         clock = asyncio.get_running_loop().time
         until = clock() + wait
-        while not self._found:
-            if self._hole:
+        while not self._messages:
+            if self._gap:
                 await self._look()
-            if self._over != self._link.reconnects:  # the consumer may be gone with the old connection
+            if self._reconnects != self._connection.reconnects:  # the consumer may be gone
                 await self.close()
-            self._news.clear()
+            self._arrived.clear()
             await self._ask()
             left = min(until - clock(), HEARTBEAT)
             if left <= 0:
                 return []
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), left)
-            if clock() - self._heard > 3 * HEARTBEAT:
+                await asyncio.wait_for(self._arrived.wait(), left)
+            if clock() - self._last_heard > 3 * HEARTBEAT:
                 await self.close()
-        messages = list(self._found)
-        self._found.clear()
+        messages = list(self._messages)
+        self._messages.clear()
         await self._ask()
         return messages
 
     async def _ask(self) -> None:
-        """Keep the broker busy: ask for more before it has run out."""
+        """Request more messages before the last request is used up."""
         if self._consumer is None:
             await self._open()
-        if self._wanted < BATCH // 2:
+        if self._requested < BATCH // 2:
             nanoseconds = 1_000_000_000
             request = {
                 "batch": BATCH,
                 "expires": int(EXPIRES * nanoseconds),
                 "idle_heartbeat": int(HEARTBEAT * nanoseconds),
             }
-            self._wanted += BATCH
+            self._requested += BATCH
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
-            await self._link.send(subject, json.dumps(request).encode(), self._inbox)
+            await self._connection.send(subject, json.dumps(request).encode(), self._inbox)
 
     async def _open(self) -> None:
         name = f"reader-{secrets.token_hex(6)}"
@@ -88,59 +113,59 @@ class Reader:
             "mem_storage": True,
         }
         request = {"stream_name": self._stream, "config": config, "action": "create"}
-        self._inbox = f"{self._link.nc._inbox_prefix.decode()}.{name}"
-        self._subscription = await self._link.listen(self._inbox, self._take)
+        self._inbox = f"{self._connection.inbox}.{name}"
+        self._subscription = await self._connection.subscribe(self._inbox, self._take)
         subject = f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}"
         try:
-            await self._link.call(subject, json.dumps(request).encode())
+            await self._connection.call(subject, json.dumps(request).encode())
         except BrokerError:
             await self.close()
             raise
-        self._consumer, self._wanted, self._over = name, 0, self._link.reconnects
-        self._heard = asyncio.get_running_loop().time()
+        self._consumer, self._requested, self._reconnects = name, 0, self._connection.reconnects
+        self._last_heard = asyncio.get_running_loop().time()
 
     async def _take(self, message: Any) -> None:
         if not message.reply.startswith("$JS.ACK."):
             await self._status(message)
             return
-        self._heard = asyncio.get_running_loop().time()
+        self._last_heard = asyncio.get_running_loop().time()
         sequence = message.metadata.sequence.stream
-        self._wanted -= 1
-        if self._consumer is None or self._hole or sequence <= self.sequence:
+        self._requested -= 1
+        if self._consumer is None or self._gap or sequence <= self.sequence:
             return
         if sequence != self.sequence + 1:
-            self._hole = True
-            self._news.set()
+            self._gap = True
+            self._arrived.set()
             return
         self.sequence = sequence
-        self._found.append(Message(sequence, message.subject, message.data))
-        self._news.set()
+        self._messages.append(Message(sequence, message.subject, message.data))
+        self._arrived.set()
 
     async def _status(self, message: Any) -> None:
-        """A heartbeat (100), the end of a request (408), or bad news: the consumer is gone."""
+        """Handle a heartbeat (100), the end of a request (408), or an error: the consumer is gone."""
         status = (message.headers or {}).get("Status")
         if status not in ("100", "408"):
             await self.close()
             await asyncio.sleep(0.1)
         else:
-            self._heard = asyncio.get_running_loop().time()
+            self._last_heard = asyncio.get_running_loop().time()
         if status != "100":
-            self._wanted = 0
-            self._news.set()
+            self._requested = 0
+            self._arrived.set()
 
     async def _look(self) -> None:
-        """A message is missing: read it again; go on behind it only where the broker does not have it."""
+        """Read a skipped message again; skip it only if the broker does not have it."""
         await self.close()
-        missing = await self._link.get(self._stream, self.sequence + 1)
-        self._hole = False
+        missing = await self._connection.get(self._stream, self.sequence + 1)
+        self._gap = False
         if missing is None:
-            state = (await self._link.call(f"$JS.API.STREAM.INFO.{self._stream}"))["state"]
+            state = (await self._connection.call(f"$JS.API.STREAM.INFO.{self._stream}"))["state"]
             self.sequence = max(self.sequence + 1, state["first_seq"] - 1)
 
     async def close(self) -> None:
-        """Let the consumer go; the next read makes a new one."""
+        """Drop the consumer; the next read creates a new one."""
         if self._subscription is not None:
             with contextlib.suppress(Exception):
                 await self._subscription.unsubscribe()
         self._subscription = self._consumer = None
-        self._wanted = 0
+        self._requested = 0

@@ -1,144 +1,142 @@
-"""The server of a federation: reads the upload log, folds it, writes increments, saves itself.
+"""The server of a federation: it reads the upload log, processes it, writes increments and saves itself.
 
-    read      uploads after the last one folded, in order
-    publish   the increments they led to; version t + 1 only after version t, only by the leader of this term
-    save      the state, and with it the number of the last upload in it; then the log below may go
+    read      uploads after the last one that was processed, in order
+    publish   the increments of each step; version t + 1 only after version t, only by the leader of this term
+    save      the state with the number of the last upload in it; then the log below may be purged
 
-Killed anywhere, it starts again from the last checkpoint, reads the same uploads and comes to the same bytes;
-increments that are in the broker already are compared, not written twice.
+A server that was killed starts from the last checkpoint, reads the same uploads and arrives at the same
+bytes. Increments that are in the broker already are compared, not written twice.
 """
 
 import asyncio
 import contextlib
-import math
 import random
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from qafel.config import Job
-from qafel.errors import BrokerError, ConfigError, DivergenceError, FencedError, FrameError, StateError
+from qafel.errors import BrokerError, DivergenceError, FencedError, FrameError, StateError
 from qafel.federation import objects
 from qafel.federation.checkpoints import Checkpoints
-from qafel.federation.desk import Desk
 from qafel.federation.increments import Increments
 from qafel.federation.leader import LEASE, RENEW, Leadership
-from qafel.federation.monitoring import Metrics
+from qafel.federation.leases import Journal, LeaseDesk
+from qafel.federation.monitoring import Metrics, Monitor
 from qafel.federation.nats import CLOSED, Connection, Message
-from qafel.federation.objects import Manifest, is_manifest
-from qafel.federation.plan import Plan
-from qafel.federation.reader import Reader
+from qafel.federation.objects import Manifest, Sweeper, is_manifest, open_store
+from qafel.federation.plan import Plan, write_welcome
+from qafel.federation.reader import Reader, open_log
 from qafel.federation.state import FederationState
 from qafel.federation.subjects import owner
-from qafel.federation.sweep import Sweeper
-from qafel.federation.terms import Terms
 from qafel.runs.folder import RunFolder
-from qafel.runs.result import Point
 from qafel.server import Accepted, Stepped
 from qafel.vectors import Vector
 from qafel.wire import Rejected
 
-Judge = Callable[[Vector], tuple[float, float]]
-"""(accuracy, loss) of a model on held-out samples."""
-Journal = Callable[..., None]
+Evaluate = Callable[[Vector], dict[str, float]]
+"""Named metrics of a model on held-out samples."""
 CHECKPOINT_SHARE = 0.1
-"""At most this part of the time goes into checkpoints."""
+"""At most this share of the time is spent on checkpoints."""
 SWEEP_SECONDS = 600.0
-OBLIGE_SECONDS = 5.0
-"""Between two snapshots that clients ask for."""
-REFUSALS = 8
-"""A broker that is there and says no so often in a row means it."""
+MIN_SNAPSHOT_SECONDS = 5.0
+"""The shortest time between two snapshots that clients ask for."""
+MAX_REFUSALS = 8
+"""Give up after this many consecutive refusals of the broker."""
 
 
 class FederationServer:
-    """One server; ``at`` is told every step of the commit sequence, for those who want to kill it there."""
+    """One server; ``at(step)`` is a fault-injection hook for tests, called at each step of a commit."""
 
     def __init__(
         self,
         plan: Plan,
         job: Job,
         x: Vector,
-        link: Connection,
+        connection: Connection,
         folder: RunFolder,
         *,
-        judge: Judge | None = None,
+        evaluate: Evaluate | None = None,
         standby: bool = False,
         journal: Journal = lambda event, **fields: None,  # noqa: ARG005
         at: Callable[[str], None] = lambda step: None,  # noqa: ARG005
     ) -> None:
         self.plan, self.job, self.folder, self.metrics = plan, job, folder, Metrics()
-        self._x, self._link, self._judge, self._standby = x, link, judge, standby
-        self._journal, self._at = journal, at
-        self._leadership = Leadership(link)
-        self._checkpoints = Checkpoints(link, folder)
-        self._desk = Desk(plan, link, self.metrics, journal)
-        self.fold: FederationState | None = None
-        self._unpublished: deque[tuple[int, bytes]] = deque()
-        self._pieces = False
-        """Whether something was decided by pieces since the last checkpoint."""
+        self._x, self._connection, self._standby = x, connection, standby
+        self._evaluate_model, self._journal, self._at = evaluate, journal, at
+        self._leadership = Leadership(connection)
+        self._checkpoints = Checkpoints(connection, folder)
+        self._desk = LeaseDesk(plan, self.metrics, journal)
+        self._monitor = Monitor(plan.name, connection, self.metrics)
+        self._state: FederationState | None = None
+        self._unpublished: deque[Stepped] = deque()
+        self._unsaved_pieces = False
+        """Whether an upload in pieces was processed since the last checkpoint."""
         self._used: list[tuple[int, Manifest]] = []
-        """Long uploads that are folded; their pieces go with the log."""
+        """Uploads in pieces since the last checkpoint; the pieces are removed with the log."""
         self._done: list[tuple[int, Manifest]] = []
-        """Those of the checkpoint before."""
-        self._sweeper = Sweeper(link)
-        self._saved = self._swept = time.monotonic()
-        self._obliged = 0.0
-        """When a snapshot was last written because somebody asked."""
+        """Uploads in pieces before the last checkpoint."""
+        self._sweeper = Sweeper(connection)
+        self._saved_at = self._swept_at = time.monotonic()
+        self._asked_at = 0.0
+        """When a snapshot was last written because a client asked."""
         self._cost = 0.0
-        """Seconds the last checkpoint took."""
+        """Seconds that the last checkpoint took."""
         self._leads = False
         self._reader: Reader | None = None
-        self._kept = -1
+        self._saved_sequence = -1
         """The last upload of the newest checkpoint."""
-        self.metrics.ready = lambda: (
-            None
-            if self._leads and link.nc.is_connected
-            else "it does not lead"
-            if not self._leads
-            else "no broker"
-        )
+        self.metrics.ready = self._not_ready
+
+    def _not_ready(self) -> str | None:
+        """Why the server is not ready, or None."""
+        if not self._leads:
+            return "it does not lead"
+        return None if self._connection.is_connected else "the broker cannot be reached"
 
     async def run(self) -> FederationState:
-        """Until the training has ended; FencedError when another server has taken over."""
-        wait, refused = 0.1, 0
+        """Run until the training has ended; FencedError if another server takes over."""
+        wait, refusals = 0.1, 0
         while True:
             try:
                 await self._prepare()
-                refused = 0
-                asked = await self._link.listen(self._link.names.ask(), self._desk.asked)
+                refusals = 0
+                requests = await self._connection.subscribe(
+                    self._connection.subjects.ask(), self._desk.answer
+                )
                 try:
-                    await self._alive(self._work())
+                    await self._while_leading(self._work())
                 finally:
                     with contextlib.suppress(Exception):
-                        await asked.unsubscribe()
-                return self._state
+                        await requests.unsubscribe()
+                return self.state
             except FencedError:
                 self._leads = False
                 self._journal("fenced")
                 raise
             except DivergenceError:
                 with contextlib.suppress(BrokerError):
-                    await self._link.publish(self._link.names.public("done"), b"diverged")
+                    await self._connection.publish(self._connection.subjects.public("done"), b"diverged")
                 raise
             except BrokerError as error:
                 self._leads = False
                 self._journal("broker", detail=str(error))
-                refused += bool(error.code)
-                if refused > REFUSALS or error.code == CLOSED:
+                refusals += bool(error.code)
+                if refusals > MAX_REFUSALS or error.code == CLOSED:
                     raise
             await asyncio.sleep(wait * random.uniform(0.5, 1))
             wait = min(2 * wait, 2.0)
 
     @property
-    def _state(self) -> FederationState:
-        if self.fold is None:
+    def state(self) -> FederationState:
+        """The state after the uploads so far."""
+        if self._state is None:
             raise StateError("the server has not started")
-        return self.fold
+        return self._state
 
-    async def _alive(self, work: Any) -> None:
-        """Do the work, and show signs of life; whichever fails ends both."""
+    async def _while_leading(self, work: Any) -> None:
+        """Do the work and renew the leadership; when one fails, both end."""
         tasks = [asyncio.create_task(work), asyncio.create_task(self._renew())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -153,183 +151,124 @@ class FederationServer:
         while True:
             await asyncio.sleep(RENEW)
             await self._leadership.renew()
-            self._desk.report(self._leadership.term)
+            self._report()
+
+    def _report(self) -> None:
+        leases = self._desk.leases
+        leases.expire(time.monotonic())
+        self._monitor.report(
+            self.state, leases=len(leases), term=self._leadership.term, ended=self._desk.ended
+        )
 
     async def _prepare(self) -> None:
-        """Lead, find out where we are, make sure that everything is there."""
-        names, plan = self._link.names, self.plan
-        common = {"allow_direct": True, "num_replicas": plan.replicas}
-        kept = [names.public(), names.private(), names.chunk()]
-        await self._objects({"subjects": kept, "max_msgs_per_subject": 2, **common})
-        term = await self._leadership.take(standby=self._standby, again=self.fold is not None)
+        """Take the leadership, load the state, and make sure that the streams exist."""
+        connection, plan, job = self._connection, self.plan, self.job
+        await open_store(connection, plan.replicas, patience=4 * LEASE if self._standby else 0.0)
+        term = await self._leadership.take(standby=self._standby, again=self._state is not None)
         self._standby = False
         self._journal("leads", term=term)
         await self._checkpoints.lead(term)
-        await self._welcome()
-        first = self.fold is None
-        fold = self.fold = self._desk.fold = self.fold or await self._load()
-        self._outlet = Increments(self._link, term, self._leadership.holder)
-        await self._outlet.open(plan.replicas, fold.server)
-        self._unpublished.clear()  # the outlet has written them
-        uploads = await self._link.ensure(
-            names.uploads,
-            {
-                "subjects": [names.upload()],
-                "max_msgs_per_subject": plan.max_pending,
-                "discard": "new",
-                "discard_new_per_subject": True,
-                "duplicate_window": 120_000_000_000,
-                "max_msg_size": min(self._link.max_payload, fold.server.frame_limit + 4096),
-                "first_seq": fold.sequence + 1,
-                **common,
-            },
-        )
-        state = uploads["state"]
-        if state["last_seq"] < fold.sequence:  # the broker lost its log: numbers go on where ours are
-            await self._link.purge(names.uploads, below=fold.sequence + 1)
-        elif state["first_seq"] > fold.sequence + 1:
-            raise StateError(
-                f"the broker has no uploads before {state['first_seq']}, and no checkpoint holds more than "
-                f"{fold.sequence} of them; start under a new name"
-            )
+        await write_welcome(connection, job, plan)
+        self._increments = Increments(connection, term, self._leadership.holder)
+        first = self._state is None
+        if self._state is None:
+            states = [FederationState(plan, job, self._x)]
+            states += await self._checkpoints.states(plan, job, self._increments, self._journal)
+            self._state = max(states, key=lambda state: state.sequence)
+        state = self._desk.state = self._state
+        state.tracker.folder = self.folder
+        await self._increments.open(plan.replicas, state.server)
+        self._unpublished.clear()  # ``open`` has written them
+        await open_log(connection, plan, state.sequence, state.server.frame_limit)
         if first:
-            self._restore_points(fold)
-        await self._checkpoints.save(fold.state())
-        self._kept = fold.sequence
-        await self._outlet.snapshot(fold.server)
+            self.folder.truncate(0)
+            for point in state.tracker.points:
+                self.folder.append(point)
+        await self._checkpoints.save(state.state())
+        self._saved_sequence = state.sequence
+        await self._increments.snapshot(state.server)
         if self._reader is not None:
             await self._reader.close()
-        self._reader = Reader(self._link, names.uploads, fold.sequence)
-        self._leads, self._since, self._desk.version = True, time.monotonic(), self._outlet.last
-        self._journal("ready", version=fold.server.version, sequence=fold.sequence, uploads=fold.uploads)
-
-    async def _objects(self, config: dict[str, Any]) -> None:
-        """The stream of everything that has a key; a standby leaves a wiped broker to the one who leads."""
-        until = time.monotonic() + 4 * LEASE
-        while self._standby and time.monotonic() < until:
-            if await self._link.stream(self._link.names.objects) is not None:
-                break
-            await asyncio.sleep(0.25)
-        await self._link.ensure(self._link.names.objects, config)
-
-    async def _welcome(self) -> None:
-        """Tell newcomers the job; complain if there is another one under this name."""
-        names = self._link.names
-        told = Terms(self.job.to_bytes(), self.plan.to_toml())
-        there = await self._link.last(names.objects, names.public("welcome"))
-        try:
-            same = there is not None and Terms.from_bytes(there.data) == told
-        except FrameError:
-            there, same = None, False  # damaged on its way into the broker
-        if there is None:
-            await self._link.publish(names.public("welcome"), told.to_bytes())
-        elif not same:
-            raise ConfigError(
-                f"the broker runs another job under the name {names.name!r}; choose another name"
-            )
-
-    async def _load(self) -> FederationState:
-        """The best checkpoint that the increments do not contradict; from the start where there is none."""
-        outlet = Increments(self._link, self._leadership.term)
-        written = await self._link.stream(self._link.names.increments)
-        found: list[FederationState] = []
-        for data in await self._checkpoints.load(limit=1 << 34):
-            try:
-                fold = FederationState.from_state(self.plan, self.job, data)
-            except (StateError, FrameError) as error:
-                self._journal("checkpoint refused", detail=str(error))
-                continue
-            if written is not None and not await outlet.agrees(fold.server):
-                self._journal("checkpoint refused", detail="the increments say otherwise")
-                continue
-            found.append(fold)
-        return max(
-            found, key=lambda fold: fold.sequence, default=FederationState(self.plan, self.job, self._x)
-        )
-
-    def _restore_points(self, fold: FederationState) -> None:
-        self.folder.truncate(0)
-        for point in fold.points:
-            self.folder.append(point)
+        self._reader = Reader(connection, connection.subjects.uploads, state.sequence)
+        self._leads, self._since, self._desk.version = True, time.monotonic(), self._increments.last
+        uploads = state.tracker.totals.uploads
+        self._journal("ready", version=state.server.version, sequence=state.sequence, uploads=uploads)
 
     async def _work(self) -> None:
-        fold = self._state
-        if self._judge and not fold.points:
-            await self._evaluate()
-        while fold.reason is None:
+        state, tracker = self.state, self.state.tracker
+        await self._evaluate()
+        while tracker.reason is None:
             await self._read()
             await self._publish()
-            if self.plan.time_limit is not None and self._seconds() >= self.plan.time_limit:
-                fold.reason = fold.reason or "time limit"
-            if time.monotonic() - self._saved >= max(
-                self.plan.checkpoint_seconds, self._cost / CHECKPOINT_SHARE
-            ):
+            self._advance()
+            pause = max(self.plan.checkpoint_seconds, self._cost / CHECKPOINT_SHARE)
+            if time.monotonic() - self._saved_at >= pause:
                 await self._save()
-            if time.monotonic() - self._swept > SWEEP_SECONDS:
+            if time.monotonic() - self._swept_at > SWEEP_SECONDS:
                 await self._sweep()
         await self._publish()
-        if self._judge and fold.points[-1].uploads < fold.uploads:
-            await self._evaluate()
+        await self._evaluate()
         await self._save()
-        await self._link.publish(self._link.names.public("done"), fold.reason.encode())
+        await self._connection.publish(self._connection.subjects.public("done"), tracker.reason.encode())
         self._desk.ended = True
         await self._leadership.resign()
-        self._desk.report(self._leadership.term)
-        self._journal("done", reason=fold.reason, uploads=fold.uploads, version=fold.server.version)
+        self._report()
+        uploads = tracker.totals.uploads
+        self._journal("done", reason=tracker.reason, uploads=uploads, version=state.server.version)
 
-    def _seconds(self) -> float:
-        """Spent so far, restarts included."""
-        now = time.monotonic()
-        self._state.seconds += now - self._since
+    def _advance(self) -> None:
+        """Tell the tracker how much time has passed, restarts included."""
+        now, tracker = time.monotonic(), self.state.tracker
+        tracker.totals.in_flight = len(self._desk.leases)
+        tracker.advance(tracker.totals.time + now - self._since)
         self._since = now
-        return self._state.seconds
 
     async def _read(self) -> None:
+        """Process the uploads that have arrived; each step is published before the next upload."""
         if self._reader is None:
             return
-        left = self.plan.checkpoint_seconds - (time.monotonic() - self._saved)
+        left = self.plan.checkpoint_seconds - (time.monotonic() - self._saved_at)
         messages = await self._reader.next(min(1.0, max(0.05, left)))
         if messages:
             self._at("after read")
         for message in messages:
             await self._take(message)
-            if self._state.reason is not None:
+            await self._publish()
+            if self.state.tracker.reason is not None:
                 break
 
     async def _take(self, message: Message) -> None:
-        fold, client = self._state, owner(message.subject)
+        state, client = self.state, owner(message.subject)
         frame: bytes | FrameError = message.data
         if is_manifest(message.data) and client is not None:
-            frame = await self._long(client, message.data)
-        due = False
-        for event in fold.take(message.sequence, client, frame):
+            frame = await self._read_pieces(client, message.data)
+        for event in state.take(message.sequence, client, frame):
             if isinstance(event, Accepted):
                 self._desk.leases.release(event.client, event.task, time.monotonic())
                 self.metrics.staleness[event.staleness] += 1
                 self.metrics.add("uploads_accepted_total")
-                due = fold.uploads % self.plan.evaluate_every == 0
             elif isinstance(event, Stepped):
-                self._unpublished.append((event.version, event.frame))
+                self._unpublished.append(event)
                 self.metrics.add("bytes_down_total", len(event.frame))
             elif isinstance(event, Rejected):
                 self.metrics.add("uploads_rejected_total", reason=event.reason)
                 self._journal("rejected", reason=event.reason, detail=event.detail, client=client)
         self.metrics.add("bytes_up_total", 0 if isinstance(frame, FrameError) else len(frame))
-        if due and self._judge:
+        if state.tracker.reason is None:
             await self._evaluate()
 
-    async def _long(self, client: int, data: bytes) -> bytes | FrameError:
-        """A long upload from its pieces; why not, where they cannot be read though the broker is there."""
-        root, limit = self._link.names.chunk(client, "object"), self._state.server.frame_limit
-        self._pieces = True
+    async def _read_pieces(self, client: int, data: bytes) -> bytes | FrameError:
+        """An upload from its pieces; FrameError if they cannot be read though the broker answers."""
+        root = self._connection.subjects.chunk(client, "object")
+        self._unsaved_pieces = True
         for attempt in range(3):
             try:
                 manifest = Manifest.from_bytes(data)
-                frame = await objects.get(self._link, root, manifest, limit)
+                frame = await objects.get(self._connection, root, manifest, self.state.server.frame_limit)
             except FrameError as error:
                 return error
             except BrokerError as error:
-                await self._link.call(f"$JS.API.STREAM.INFO.{self._link.names.objects}")
+                await self._connection.call(f"$JS.API.STREAM.INFO.{self._connection.subjects.objects}")
                 if attempt == 2:
                     return FrameError(f"its pieces cannot be read: {error}")
             else:
@@ -338,84 +277,72 @@ class FederationServer:
         return FrameError("its pieces cannot be read")
 
     async def _publish(self) -> None:
-        """Increments, in order; each is forgotten when it is in the broker.
+        """Publish the increments of the steps so far.
 
-        What came of a long upload depends on pieces that its client can still change: it is saved first.
+        The result of an upload in pieces depends on pieces that its client can still change: a checkpoint is
+        saved first.
         """
-        if self._unpublished and self._pieces:
-            await self._checkpoints.save(self._state.state())
-            self._pieces = False
+        if self._unpublished and self._unsaved_pieces:
+            await self._checkpoints.save(self.state.state())
+            self._unsaved_pieces = False
         while self._unpublished:
             self._at("before publish")
-            await self._outlet.publish(*self._unpublished[0])
+            await self._increments.publish(self._unpublished[0].version, self._unpublished[0].frame)
             self._unpublished.popleft()
-            self._desk.version = self._outlet.last
+            self._desk.version = self._increments.last
             self._at("after publish")
+        if self.plan.downlink != "broadcast" and self._increments.due(self.state.server):
+            await self._snapshot()
+
+    async def _snapshot(self, *, asked: bool = False) -> None:
+        if await self._increments.snapshot(self.state.server, asked=asked):
+            self.metrics.add("snapshots_total")
 
     async def _save(self) -> None:
-        """A checkpoint; what it makes superfluous goes."""
-        fold, names = self._state, self._link.names
-        self._saved = time.monotonic()
-        asked = self._desk.snapshot_wanted or self._outlet.damaged
-        asked = asked and self._saved - self._obliged > OBLIGE_SECONDS
-        if fold.sequence == self._kept and fold.reason is None and not asked:
+        """Save a checkpoint and remove what it makes superfluous."""
+        state, subjects = self.state, self._connection.subjects
+        self._saved_at = time.monotonic()
+        asked = self._desk.snapshot_wanted or self._increments.damaged
+        asked = asked and self._saved_at - self._asked_at > MIN_SNAPSHOT_SECONDS
+        ended = state.tracker.reason is not None
+        if state.sequence == self._saved_sequence and not ended and not asked:
             return
-        self._seconds()
+        self._advance()
         self._at("before checkpoint")
-        await self._checkpoints.save(fold.state())
+        await self._checkpoints.save(state.state())
         self._at("after checkpoint")
-        self._cost = time.monotonic() - self._saved
+        self._cost = time.monotonic() - self._saved_at
         self.metrics.add("checkpoints_total")
         self.metrics.add("checkpoint_seconds_total", self._cost)
-        self._pieces = False
+        self._unsaved_pieces = False
         self._at("before purge")
-        before, self._kept = self._kept, fold.sequence
-        await self._link.purge(names.uploads, below=before + 1)  # what the checkpoint before would need stays
+        before, self._saved_sequence = self._saved_sequence, state.sequence
+        await self._connection.purge(subjects.uploads, below=before + 1)  # the previous one needs the rest
         gone, self._done, self._used = self._done, self._used, []
-        if fold.reason is not None:
+        if ended:
             gone, self._done = [*gone, *self._done], []
         for client, manifest in gone:
-            await objects.remove(self._link, names.chunk(client, "object"), manifest)
-        if await self._outlet.snapshot(fold.server, asked=asked):
-            self.metrics.add("snapshots_total")
+            await objects.remove(self._connection, subjects.chunk(client, "object"), manifest)
+        await self._snapshot(asked=asked)
         if asked:
-            self._desk.snapshot_wanted, self._obliged = False, self._saved
+            self._desk.snapshot_wanted, self._asked_at = False, self._saved_at
         self._at("after purge")
-        self._saved = time.monotonic()
+        self._saved_at = time.monotonic()
 
     async def _evaluate(self) -> None:
-        fold = self._state
-        if self._judge is None:
+        """Evaluate the model if it is due."""
+        tracker = self.state.tracker
+        if self._evaluate_model is None or not tracker.evaluation_due:
             return
-        accuracy, loss = await asyncio.to_thread(self._judge, fold.server.x.copy())
-        if not math.isfinite(loss):
-            raise DivergenceError(
-                f"the loss on the held-out samples is {loss} after {fold.uploads} uploads; lower the rates"
-            )
-        recent = [point.accuracy for point in fold.points][len(fold.points) + 1 - self.plan.smoothing :]
-        point = Point(
-            uploads=fold.uploads,
-            version=fold.server.version,
-            time=self._seconds(),
-            accuracy=accuracy,
-            smoothed=statistics.median([*recent, accuracy]),
-            loss=loss,
-            bytes_up=fold.bytes_up,
-            bytes_down=fold.bytes_down,
-            staleness=fold.mean_staleness,
-            in_flight=len(self._desk.leases),
-            residual=fold.residual,
-        )
-        fold.points.append(point)
-        self.folder.append(point)
-        self._journal("evaluated", uploads=point.uploads, accuracy=round(point.smoothed, 4))
-        full = len(fold.points) > self.plan.smoothing
-        if self.plan.target is not None and full and point.smoothed >= self.plan.target:
-            fold.reason = fold.reason or "target"
+        metrics = await asyncio.to_thread(self._evaluate_model, self.state.server.x.copy())
+        self._advance()
+        point = tracker.evaluated(metrics)
+        smoothed = {name: round(value, 4) for name, value in point.smoothed.items()}
+        self._journal("evaluated", uploads=point.uploads, **smoothed)
 
     async def _sweep(self) -> None:
-        """Remove pieces that nobody has announced for a while."""
+        """Remove pieces that were not announced for a while."""
         used = {manifest.digest for _, manifest in (*self._used, *self._done)}
-        for root in await self._sweeper.sweep(used | self._outlet.objects | self._checkpoints.objects):
+        for root in await self._sweeper.sweep(used | self._increments.digests | self._checkpoints.digests):
             self._journal("orphan", subject=root)
-        self._swept = time.monotonic()
+        self._swept_at = time.monotonic()

@@ -1,16 +1,16 @@
-"""What a federation's streams and subjects are called, and who may use which.
+"""The streams and subjects of a federation, and the permissions on them.
 
-A federation has a name, NAME. Everything of it is under ``qafel.NAME``:
+All subjects of a federation called NAME start with ``qafel.NAME``:
 
-    up.CLIENT               uploads: frames, or manifests of those that are too long for one message
-    inc.TERM                increments; only the server that holds the lease may, its TERM is in the subject
-    live                    increments, as soon as they are stored: what clients listen to
-    ask.CLIENT              a client asks for a lease
-    public.KEY              what every client may read: the welcome, the snapshot, chunks of long increments
+    up.CLIENT               uploads: frames, or manifests of frames that are too long for one message
+    inc.TERM                increments, written by the leader of this term
+    live                    increments, republished as soon as they are stored: clients subscribe to it
+    ask.CLIENT              a client requests a lease
+    public.KEY              readable by every client: the welcome, the snapshot, pieces of long increments
     private.KEY             the server's own: the checkpoint, the leader
     chunk.CLIENT.DIGEST.K   pieces of a client's long upload
 
-and there are three streams: QAFEL_NAME_UP, _INC (sequence = version) and _OBJ (everything that has a key).
+The three streams are QAFEL_NAME_UP, _INC (sequence = version) and _OBJ (everything that has a key).
 """
 
 import re
@@ -21,12 +21,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
 
 
 class Subjects:
-    """The names of one federation."""
+    """The subjects of one federation."""
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ConfigError(
-                f"a federation's name has up to 32 letters, digits and hyphens, and {name!r} is not one"
+                f"the name of a federation must be 1 to 32 letters, digits and hyphens, got {name!r}"
             )
         self.name = name
         self.root = f"qafel.{name}"
@@ -36,31 +36,31 @@ class Subjects:
         self.live, self.status = f"{self.root}.live", f"{self.root}.status"
 
     def upload(self, client: int | str = "*") -> str:
-        """Where a client's uploads go."""
+        """The subject of a client's uploads."""
         return f"{self.root}.up.{client}"
 
     def increment(self, term: int | str = "*") -> str:
-        """Where the server of a term writes increments."""
+        """The subject of the increments of a term."""
         return f"{self.root}.inc.{term}"
 
     def ask(self, client: int | str = "*") -> str:
-        """Where a client asks for a lease."""
+        """The subject on which a client requests a lease."""
         return f"{self.root}.ask.{client}"
 
     def public(self, key: str = ">") -> str:
-        """What every client may read."""
+        """A key that every client may read."""
         return f"{self.root}.public.{key}"
 
     def private(self, key: str = ">") -> str:
-        """The server's own."""
+        """A key of the server."""
         return f"{self.root}.private.{key}"
 
     def chunk(self, client: int | str = "*", rest: str = ">") -> str:
-        """Pieces of a client's long uploads."""
+        """The pieces of a client's long uploads."""
         return f"{self.root}.chunk.{client}.{rest}"
 
     def client_permissions(self, client: int) -> dict[str, list[str]]:
-        """What a client may publish to and subscribe to, and nothing else."""
+        """The subjects that a client may publish and subscribe to."""
         get = "$JS.API.DIRECT.GET"
         return {
             "publish": [
@@ -74,13 +74,13 @@ class Subjects:
         }
 
     def services(self) -> list[str]:
-        """What clients may ask of the server's account."""
+        """The services of the server's account that clients may use."""
         get = "$JS.API.DIRECT.GET"
         own = [self.upload(), self.chunk(), self.ask()]
         return [*own, f"{get}.{self.increments}", f"{get}.{self.objects}.{self.public()}"]
 
     def server_permissions(self) -> dict[str, list[str]]:
-        """What the server may use: its own subjects, and the JetStream calls on its own streams."""
+        """The subjects that the server may use: its own, and the JetStream API of its own streams."""
         calls = [
             f"$JS.API.{call}.{stream}{rest}"
             for stream in (self.uploads, self.increments, self.objects)
@@ -105,11 +105,11 @@ class Subjects:
 
 
 def inbox(who: int | str) -> str:
-    """Where answers to a client (or the server) arrive: nobody else may listen there."""
+    """The prefix of the reply subjects of a client (or the server); no other key may subscribe to it."""
     return f"_INBOX_{who}"
 
 
 def owner(subject: str) -> int | None:
-    """The client whose upload arrived on this subject."""
+    """The client that an upload or lease subject belongs to, or None."""
     last = subject.rsplit(".", 1)[-1]
     return int(last) if last.isdecimal() and str(int(last)) == last else None

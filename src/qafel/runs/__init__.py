@@ -1,1 +1,1 @@
-"""What a run leaves behind, in the simulator and in a federation: a folder, points, a summary, figures."""
+"""One run, in the simulator or in a federation: its tracker, its folder, its result."""

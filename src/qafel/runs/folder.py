@@ -1,13 +1,13 @@
-"""The folder of a run: what it was told, what it measured, what came out.
+"""The folder of a run.
 
-    config.toml         the settings
-    metrics.jsonl       a line per evaluation; no wall-clock in it, so equal runs have equal bytes
-    checkpoint.bin      where to resume; frames.bin beside it: frames in flight that memory has no room for
+    config.toml         every setting that was used, resolved
+    metrics.jsonl       a line per evaluation; without wall-clock time, so equal runs have equal bytes
+    checkpoint.bin      the state to resume from; frames.bin beside it: frames in flight that exceed memory
     summary.json        totals, staleness, time split, provenance: written last, when the run has ended
     model.safetensors   the model
     curves.png, staleness.png
 
-A folder without summary.json is a run that has not ended: it can be resumed, and is not taken for a result.
+A folder without summary.json belongs to a run that has not ended: it can be resumed, and is not a result.
 """
 
 import os
@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import msgspec
 
+from qafel import files
 from qafel.errors import ConfigError, QafelError, StateError
 
 
@@ -32,7 +33,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: str) -> "RunFolder":
-        """A new folder; one that holds something is not touched."""
+        """Make a new folder with its config.toml; ConfigError if it exists and is not empty."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(
                 f"{path} exists and is not an empty folder; choose another --out, or --resume it"
@@ -51,7 +52,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """A folder to be resumed."""
+        """Open a folder to resume its run; ConfigError if there is nothing to resume."""
         if not (path / "config.toml").is_file():
             raise ConfigError(f"{path} is not the folder of a run: it has no config.toml")
         if (path / "summary.json").exists():
@@ -62,21 +63,21 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """The file of measurements."""
+        """The path of metrics.jsonl."""
         return self.path / "metrics.jsonl"
 
     @property
     def frames(self) -> Path:
-        """The file of frames in flight."""
+        """The path of frames.bin."""
         return self.path / "frames.bin"
 
     @property
     def metrics_bytes(self) -> int:
-        """How long the file of measurements is."""
+        """The length of metrics.jsonl."""
         return self.metrics.stat().st_size if self.metrics.exists() else 0
 
     def lock(self) -> None:
-        """Keep a second process out, until this one ends."""
+        """Lock the folder against other processes, until this one closes it."""
         try:
             import fcntl
         except ImportError:
@@ -91,16 +92,16 @@ class RunFolder:
             ) from None
 
     def append(self, point: msgspec.Struct) -> None:
-        """Write down a measurement."""
-        with self._writing():
+        """Append an evaluation to metrics.jsonl."""
+        with self.writing():
             if self._metrics is None:
                 self._metrics = self.metrics.open("ab")
             self._metrics.write(msgspec.json.encode(point) + b"\n")
             self._metrics.flush()
 
     def truncate(self, size: int) -> None:
-        """Forget what was measured after a checkpoint: it will be measured again."""
-        with self._writing():
+        """Cut metrics.jsonl to the length it had at a checkpoint: the rest will be evaluated again."""
+        with self.writing():
             if self.metrics_bytes < size:
                 raise StateError(
                     f"{self.metrics} is shorter than when the checkpoint was made; start the run anew"
@@ -108,7 +109,7 @@ class RunFolder:
             os.truncate(self.metrics, size)
 
     def save(self, checkpoint: bytes) -> None:
-        """Put a checkpoint in the place of the last one, whole or not at all."""
+        """Replace the checkpoint atomically."""
         self.write("checkpoint.bin", checkpoint)
 
     def checkpoint(self) -> bytes | None:
@@ -117,34 +118,24 @@ class RunFolder:
         return path.read_bytes() if path.exists() else None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file whole or not at all, and onto the disk."""
-        half = self.path / f"{name}.half"
-        with self._writing():
-            try:
-                with half.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                half.replace(self.path / name)
-            except OSError:
-                half.unlink(missing_ok=True)
-                raise
+        """Write a file of the folder atomically."""
+        with self.writing():
+            files.write(self.path / name, data)
 
     def finish(self, summary: Any) -> None:
-        """The run has ended: the summary makes it a result; what was needed to resume goes."""
-        encoded = msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n"
-        self.write("summary.json", encoded)
+        """Write the summary, which makes the folder a result, and remove what was needed to resume."""
+        self.write("summary.json", files.to_json(summary))
         for path in (self.path / "checkpoint.bin", self.frames):
             path.unlink(missing_ok=True)
         self.close()
 
     def remove(self) -> None:
-        """Take the folder away."""
+        """Delete the folder."""
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files and release the lock."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
@@ -153,7 +144,8 @@ class RunFolder:
             self._lock = None
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """Turn an OSError into a QafelError that says how to go on."""
         try:
             yield
         except OSError as error:
@@ -164,6 +156,6 @@ class RunFolder:
 
 
 def new_folder(root: Path, name: str) -> Path:
-    """``root/name-1``, or the next number that is free."""
+    """``root/name-1``, or the next number that is not taken."""
     taken = {path.name for path in root.glob(f"{name}-*")} if root.exists() else set()
     return next(root / f"{name}-{k}" for k in range(1, len(taken) + 2) if f"{name}-{k}" not in taken)

@@ -1,5 +1,6 @@
-"""What came out of a run, and several of them side by side."""
+"""The result of a run: its evaluations, its summary, its model; and results side by side."""
 
+import importlib.util
 import math
 import statistics
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from typing import Any
 import msgspec
 
 from qafel import report
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, MissingExtraError
+from qafel.runs.folder import RunFolder
 from qafel.vectors import Layout, Vector
 
 PANELS = (
@@ -18,20 +20,24 @@ PANELS = (
     ("MB down", "bytes_down", 1e-6),
     ("time", "time", 1.0),
 )
+FORMAT = 2
+"""The version of metrics.jsonl and summary.json."""
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What was measured after so many uploads: a line of metrics.jsonl."""
+    """One evaluation: a line of metrics.jsonl."""
 
     uploads: int
     version: int
     time: float
-    accuracy: float
-    smoothed: float
-    loss: float
+    metrics: dict[str, float]
+    """Means over the held-out samples, by name."""
+    smoothed: dict[str, float]
+    """Medians of the newest evaluations, by name."""
     bytes_up: int
     bytes_down: int
     staleness: float
+    """The mean over all updates so far."""
     in_flight: int
     residual: float
     """‖x − x̂‖."""
@@ -40,6 +46,7 @@ class Point(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The totals of a run: summary.json."""
 
+    format: int = FORMAT
     algorithm: str
     client_quantizer: str
     server_quantizer: str
@@ -48,10 +55,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     uploads: int
     version: int
     time: float
-    accuracy: float
-    """Smoothed."""
-    best_accuracy: float
-    loss: float
+    metrics: dict[str, float]
+    """The last evaluation."""
+    smoothed: dict[str, float]
+    """The medians of the last evaluations."""
     bytes_up: int
     bytes_down: int
     downlink: str
@@ -67,13 +74,18 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float]
     workers: int
     digest: str
-    """Subjects the final model and hidden state, to the bit."""
+    """The digests of the final model and hidden state."""
     settings: dict[str, Any]
     provenance: dict[str, Any]
 
+    @property
+    def accuracy(self) -> float:
+        """The smoothed accuracy at the end; not a number where it was not measured."""
+        return self.smoothed.get("accuracy", math.nan)
+
 
 class Result:
-    """A run that has ended: its summary, its measurements, its model."""
+    """A run that has ended: its summary, its evaluations, its model."""
 
     def __init__(
         self,
@@ -87,8 +99,9 @@ class Result:
 
     def __repr__(self) -> str:
         s = self.summary
+        metrics = ", ".join(f"{name} {value:.3f}" for name, value in s.smoothed.items())
         return (
-            f"Result({s.algorithm}: accuracy {s.accuracy:.3f} after {s.uploads} uploads, "
+            f"Result({s.algorithm}: {metrics} after {s.uploads} uploads, "
             f"{s.bytes_up / 1e6:.2f} MB up, {s.bytes_down / 1e6:.2f} MB down)"
         )
 
@@ -96,6 +109,11 @@ class Result:
     def accuracy(self) -> float:
         """The smoothed accuracy at the end."""
         return self.summary.accuracy
+
+    @property
+    def best_accuracy(self) -> float:
+        """The largest smoothed accuracy of all evaluations."""
+        return max((point.smoothed["accuracy"] for point in self.points), default=0.0)
 
     def parameters(self) -> dict[str, Vector]:
         """The model's tensors, by name."""
@@ -107,25 +125,64 @@ class Result:
             return load_file(self.folder / "model.safetensors")
         return self.layout.unflatten(self.x) if self.layout else {"x": self.x}
 
-    def reached(self, accuracy: float) -> Point | None:
-        """The first point whose smoothed accuracy is at least this."""
-        full = self.points[self.summary.settings["smoothing"] :]
-        return next((point for point in full if point.smoothed >= accuracy), None)
-
     def figure(self, path: str | Path) -> Path:
-        """Accuracy against uploads, MB up, MB down and virtual time."""
+        """Draw accuracy against uploads, MB up, MB down and virtual time."""
         return figure({self.summary.algorithm: [self]}, Path(path))
+
+    def write(self, folder: RunFolder, *, tensorboard: bool = False) -> None:
+        """Write the model, the figures and, last, the summary: without it a folder is not a result."""
+        from safetensors.numpy import save
+
+        folder.write("model.safetensors", save(self.parameters(), {"digest": self.summary.digest}))
+        with folder.writing():
+            try:
+                if self.points:
+                    self.figure(folder.path / "curves.png")
+                histogram = {int(tau): n for tau, n in self.summary.staleness["histogram"].items()}
+                if histogram:
+                    report.histogram(folder.path / "staleness.png", histogram, "staleness", "updates")
+            except MissingExtraError:
+                pass  # the numbers are complete without figures
+            if tensorboard:
+                self._export(folder)
+        folder.finish(self.summary)
+
+    def _export(self, folder: RunFolder) -> None:
+        """Write the evaluations for TensorBoard."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(folder.path / "tensorboard")) as writer:
+            for point in self.points:
+                costs = ("bytes_up", "bytes_down", "staleness", "time", "residual")
+                values = {name: getattr(point, name) for name in costs} | point.metrics
+                values |= {f"smoothed {name}": value for name, value in point.smoothed.items()}
+                for name, value in values.items():
+                    writer.add_scalar(name, value, point.uploads)
+
+
+def check_extras(*, tensorboard: bool = False) -> None:
+    """Raise MissingExtraError, before a run starts, if its result could not be written."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise MissingExtraError("saving models", "torch")
+    if tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtraError("exporting to TensorBoard", "tensorboard")
 
 
 def load(folder: str | Path) -> Result:
-    """A run that has ended, from its folder."""
+    """The result of a run that has ended, from its folder."""
     folder = Path(folder)
     if not (folder / "summary.json").is_file():
         if (folder / "config.toml").is_file():
             raise ConfigError(f"the run in {folder} has not ended; qafel run --resume {folder}")
         raise ConfigError(f"{folder} is not the folder of a run: it has no summary.json")
     try:
-        summary = msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
+        data = (folder / "summary.json").read_bytes()
+        version = msgspec.json.decode(data, type=dict[str, Any]).get("format", 1)
+        if version != FORMAT:
+            raise ConfigError(
+                f"the run in {folder} has format {version}; this qafel reads {FORMAT}; run it again"
+            )
+        summary = msgspec.json.decode(data, type=Summary)
         lines = (folder / "metrics.jsonl").read_bytes().splitlines()
         points = [msgspec.json.decode(line, type=Point) for line in lines]
     except (OSError, msgspec.MsgspecError) as error:
@@ -134,13 +191,14 @@ def load(folder: str | Path) -> Result:
 
 
 def figure(groups: dict[str, list[Result]], path: Path) -> Path:
-    """Accuracy of each group (one run, or several seeds) against what it cost."""
+    """Draw the smoothed accuracy of each group (one run, or several seeds) against what it cost."""
     panels = []
     for label, name, unit in PANELS:
         lines = []
         for group, results in groups.items():
             runs = [
-                ([getattr(p, name) * unit for p in r.points], [p.smoothed for p in r.points]) for r in results
+                ([getattr(p, name) * unit for p in r.points], [p.smoothed["accuracy"] for p in r.points])
+                for r in results
             ]
             lines.append((group, runs))
         panels.append((label, lines))
@@ -148,7 +206,7 @@ def figure(groups: dict[str, list[Result]], path: Path) -> Path:
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; 0 for one value, not a number for none."""
+    """Mean and sample standard deviation; 0 for one value, NaN for none."""
     if not values:
         return math.nan, math.nan
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

@@ -1,7 +1,7 @@
 """The simulator: asynchronous federated training on a virtual clock, in real frames.
 
 ``simulate(data=…, model=…, algorithm=…, uploads=…)`` runs and returns a ``Result``; the names are those of
-``Settings``. ``resume(folder)`` goes on with a run that was interrupted, ``load(folder)`` reads one that has
+``Settings``. ``resume(folder)`` continues a run that was interrupted, ``load(folder)`` reads one that has
 ended.
 """
 
@@ -12,19 +12,16 @@ from typing import Any
 
 import msgspec
 
-from qafel.errors import ConfigError, FrameError, QafelWarning, StateError
+from qafel import wire
+from qafel.errors import ConfigError, FormatError, FrameError, QafelWarning, StateError, Stopped
 from qafel.records import provenance
-from qafel.runs import output
 from qafel.runs.folder import RunFolder
-from qafel.runs.result import Point, Result, Summary, load
-from qafel.sim.clock import Clock
-from qafel.sim.settings import Settings, read, settings
+from qafel.runs.result import Point, Result, Summary, check_extras, load
+from qafel.sim.settings import Settings, make_settings, read_settings
 from qafel.sim.simulation import CHECKPOINT_SECONDS, Simulation
-from qafel.sim.summary import summarise
 from qafel.sim.timeline import Event, Timeline
 
 __all__ = [
-    "Clock",
     "Event",
     "Point",
     "Result",
@@ -34,9 +31,9 @@ __all__ = [
     "Summary",
     "Timeline",
     "load",
-    "read",
+    "make_settings",
+    "read_settings",
     "resume",
-    "settings",
     "simulate",
 ]
 
@@ -51,8 +48,8 @@ def simulate(
     progress: Progress = lambda _: None,
     **values: Any,
 ) -> Result:
-    """Run a simulation; ``out`` is a folder for it, ``workers`` the number of processes (one per core)."""
-    return run(settings(values), None if out is None else Path(out), workers=workers, progress=progress)
+    """Run a simulation; ``out`` is a folder for it, ``workers`` the number of processes (default: cores)."""
+    return run(make_settings(values), None if out is None else Path(out), workers=workers, progress=progress)
 
 
 def run(
@@ -64,13 +61,14 @@ def run(
     tensorboard: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Result:
-    """Run these settings; in a folder, save the run every so many seconds."""
-    output.check(tensorboard)
+    """Run these settings; in a folder, save a checkpoint every ``checkpoint_seconds``."""
+    check_extras(tensorboard=tensorboard)
     learner = chosen.learner()
-    folder = None if out is None else RunFolder.create(out, chosen.to_toml())
+    settings = _resolved(chosen, learner)
+    folder = None if out is None else RunFolder.create(out, header(chosen) + settings.to_toml())
     try:
         simulation = Simulation(
-            chosen,
+            settings,
             learner,
             workers=workers,
             folder=folder,
@@ -81,11 +79,24 @@ def run(
         return _finish(simulation, tensorboard)
     except BaseException:
         if folder is not None and folder.checkpoint() is None:
-            folder.remove()  # nothing in it to go on from
+            folder.remove()  # there is nothing to resume from
         raise
     finally:
         if folder is not None:
             folder.close()
+
+
+def header(chosen: Settings) -> str:
+    """The first line of config.toml: a fingerprint of the settings as they were asked for."""
+    return f"# requested settings: {wire.fingerprint(chosen.to_toml().encode()):016x}\n"
+
+
+def _resolved(chosen: Settings, learner: Any) -> Settings:
+    """The settings with the values that follow from the model, the data and the algorithm."""
+    job = chosen.job(learner.x.size, learner.layout)
+    return chosen.resolved(
+        job, clients=learner.clients, arrivals=chosen.arrival_process, engine=learner.engine_name
+    )
 
 
 def resume(
@@ -97,19 +108,19 @@ def resume(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     **functions: Any,
 ) -> Result:
-    """Go on with the run in a folder, to the same bytes as if it had never been interrupted.
+    """Continue the run in a folder, to the same bytes as if it had never been interrupted.
 
-    A run whose data or model was a function that cannot be imported gets them again: ``model=…, data=…``.
+    If its data or model was a function that cannot be imported, pass it again: ``model=…, data=…``.
     """
-    output.check(tensorboard)
+    check_extras(tensorboard=tensorboard)
     folder = RunFolder.open(Path(out))
     try:
-        chosen = read(folder.path / "config.toml")
+        chosen = read_settings(folder.path / "config.toml")
         config = chosen.to_toml()
         if functions:
             chosen = msgspec.structs.replace(chosen, **functions)
         if chosen.to_toml() != config:
-            raise ConfigError("a run is resumed with its own settings; only functions are handed in again")
+            raise ConfigError("a run is resumed with its own settings; only functions can be passed again")
         learner = chosen.learner()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QafelWarning)
@@ -135,25 +146,31 @@ def resume(
 def _restore(simulation: Simulation, saved: bytes) -> None:
     try:
         simulation.resume(saved)
+    except FormatError as error:
+        raise StateError(f"the checkpoint cannot be resumed: {error}; start the run again") from error
     except FrameError as error:
-        raise StateError(f"the checkpoint is damaged: {error}; start the run anew") from error
+        raise StateError(f"the checkpoint is damaged: {error}; start the run again") from error
 
 
 def _finish(simulation: Simulation, tensorboard: bool) -> Result:
-    """Run to the end, and write down what came out."""
+    """Run to the end and write the result."""
     simulation.run()
+    tracker, server, folder = simulation.tracker, simulation.server, simulation.folder
     if simulation.stopped:
-        folder = simulation.folder
         how = f"; continue with: qafel run --resume {folder.path}" if folder else ""
-        raise Stopped(f"stopped after {simulation.uploads:,} uploads{how}")
-    summary = summarise(simulation, provenance(*PACKAGES))
-    layout = simulation.server.job.layout
-    folder = simulation.folder
-    result = Result(summary, simulation.points, simulation.x.copy(), layout, folder.path if folder else None)
+        raise Stopped(f"stopped after {tracker.totals.uploads:,} uploads{how}")
+    seconds = simulation.spent
+    busy = simulation.workers * (seconds["total"] - seconds["evaluation"])
+    seconds["not training"] = max(0.0, 1 - seconds["training"] / busy) if busy > 0 else 0.0
+    summary = tracker.summary(
+        server,
+        clients=simulation.learner.clients,
+        workers=simulation.workers,
+        seconds=seconds,
+        provenance=provenance(*PACKAGES),
+    )
+    path = folder.path if folder else None
+    result = Result(summary, tracker.points, simulation.x.copy(), server.job.layout, path)
     if folder is not None:
-        output.write(folder, result, tensorboard=tensorboard)
+        result.write(folder, tensorboard=tensorboard)
     return result
-
-
-class Stopped(KeyboardInterrupt):
-    """The run was interrupted by Ctrl-C; its folder can be resumed."""

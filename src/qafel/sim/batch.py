@@ -19,7 +19,7 @@ import msgspec
 
 from qafel.errors import ConfigError, DivergenceError, QafelError, QafelWarning
 from qafel.sim import Result, Settings, Simulation, Stopped, comparison, load
-from qafel.tasks.settings import cores
+from qafel.coding.work import _cores as cores
 
 
 class Diverged(msgspec.Struct, frozen=True):
@@ -81,9 +81,15 @@ def _one(chosen: Settings, folder: Path, workers: int, tell: Tell) -> None:
 
     def progress(run: Simulation) -> None:
         nonlocal last
-        if run.uploads - last >= 100:
-            last = run.uploads
-            tell(State(folder.name, run.uploads, run.points[-1].smoothed if run.points else 0.0))
+        if run.tracker.totals.uploads - last >= 100:
+            last = run.tracker.totals.uploads
+            tell(
+                State(
+                    folder.name,
+                    run.tracker.totals.uploads,
+                    run.tracker.points[-1].smoothed["accuracy"] if run.tracker.points else 0.0,
+                )
+            )
 
     try:
         comparison.one(chosen, folder, workers, progress)

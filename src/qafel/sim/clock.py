@@ -1,12 +1,11 @@
-"""The clock's settings: when clients arrive, how long they take, what gets lost, and how fast links are."""
+"""Distributions and traces of the virtual clock: when clients arrive, and how long they train."""
 
 import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,49 +17,8 @@ ARRIVALS = ("constant", "poisson", "trace:FILE", "refill", "closed", "rounds")
 DURATIONS = ("halfnormal:scale", "exponential:mean", "lognormal:median,sigma", "fixed:time", "trace:FILE")
 
 
-class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """How time passes. A unit of time is what a duration of 1 is."""
-
-    arrivals: str = "constant"
-    rate: float = 100.0
-    concurrency: int | None = None
-    duration: str = "halfnormal:1"
-    slow_fraction: float = 0.0
-    slow_factor: float = 10.0
-    dropouts: float = 0.0
-    sampling: Literal["replacement", "idle"] = "replacement"
-    up_bandwidth: float | None = None
-    down_bandwidth: float | None = None
-    downlink: Literal["broadcast", "catch-up"] = "broadcast"
-
-    def __post_init__(self) -> None:
-        kind, _, argument = self.arrivals.partition(":")
-        if self.arrivals not in ARRIVALS[:2] + ARRIVALS[3:] and not (kind == "trace" and argument):
-            raise ConfigError(f"unknown arrivals {self.arrivals!r}; known are {', '.join(ARRIVALS)}")
-        lengths(self.duration)
-        for name in ("rate", "slow_factor", "up_bandwidth", "down_bandwidth"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be positive and finite, not {value}")
-        if not 0 <= self.slow_fraction <= 1:
-            raise ConfigError(f"slow_fraction must be from 0 to 1, not {self.slow_fraction}")
-        if not 0 <= self.dropouts < 1:
-            raise ConfigError(f"dropouts must be at least 0 and below 1, not {self.dropouts}")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ConfigError(f"concurrency must be at least 1, not {self.concurrency}")
-        if self.arrivals == "refill" and self.concurrency is None:
-            raise ConfigError("arrivals refill needs a concurrency: how many clients train at any time")
-        if self.arrivals in ("closed", "rounds") and self.concurrency is not None:
-            raise ConfigError(f"arrivals {self.arrivals} sets the concurrency itself; leave concurrency out")
-
-    @property
-    def live(self) -> bool:
-        """Whether bytes decide what happens when."""
-        return self.up_bandwidth is not None or self.down_bandwidth is not None
-
-
-def lengths(spec: str) -> Callable[[np.random.Generator, int], Times]:
-    """What draws durations."""
+def duration_sampler(spec: str) -> Callable[[np.random.Generator, int], Times]:
+    """The function (generator, count) -> durations that ``spec`` names."""
     kind, _, argument = spec.partition(":")
     if kind == "trace" and argument:
         durations = _column(_read(Path(argument)), "duration", Path(argument))
@@ -90,11 +48,11 @@ def trace(path: Path, clients: int) -> tuple[Times, Numbers, Times]:
     rows = _read(path)
     start = _column(rows, "start", path)
     if (np.diff(start) < 0).any():
-        raise ConfigError(f"the starts in {path} must not go back in time; sort the file by start")
+        raise ConfigError(f"the column start in {path} must not decrease; sort the file by start")
     client = _column(rows, "client", path) if "client" in rows[0] else np.full(len(rows), -1.0)
     duration = _column(rows, "duration", path) if "duration" in rows[0] else np.full(len(rows), -1.0)
     if "client" in rows[0] and not ((client == np.floor(client)) & (client < clients)).all():
-        raise ConfigError(f"the clients in {path} must be whole numbers below {clients}")
+        raise ConfigError(f"the clients in {path} must be integers below {clients}")
     return start, client.astype(np.int64), duration
 
 
@@ -120,6 +78,6 @@ def _column(rows: list[dict[str, Any]], name: str, path: Path) -> Times:
             values[k] = math.nan
         if not 0 <= values[k] < math.inf:
             raise ConfigError(
-                f"line {k + 2} of the trace {path} has {name} = {row[name]!r}, not a number from 0 on"
+                f"line {k + 2} of the trace {path} has {name} = {row[name]!r}; it must be at least 0"
             )
     return values

@@ -9,7 +9,7 @@ from qafel import sim
 from qafel.config import ALGORITHMS
 from qafel.errors import ConfigError
 from qafel.runs.result import Result, figure, load, mean_std
-from qafel.sim.settings import Settings, read
+from qafel.sim.settings import Settings, read_settings
 from qafel.sim.simulation import Simulation
 from qafel.tasks.settings import unknown
 
@@ -34,10 +34,10 @@ class Row(msgspec.Struct, frozen=True):
     time: tuple[float, float]
 
 
-def groups(names: Sequence[str], changes: Iterable[str], seeds: int) -> dict[str, Path | list[Settings]]:
-    """What is to be compared: finished runs by folder, and configs or algorithms, each once per seed."""
+def select(names: Sequence[str], changes: Iterable[str], seeds: int) -> dict[str, Path | list[Settings]]:
+    """What to compare: finished runs by folder, and configs or algorithms, each once per seed."""
     changes = list(changes)
-    found: dict[str, Path | list[Settings]] = {}
+    groups: dict[str, Path | list[Settings]] = {}
     for name in names:
         path = Path(name)
         what: Path | list[Settings]
@@ -46,17 +46,17 @@ def groups(names: Sequence[str], changes: Iterable[str], seeds: int) -> dict[str
             load(path)
         else:
             if name in ALGORITHMS:
-                chosen = read(None, [f"algorithm={name}", *changes])
+                chosen = read_settings(None, [f"algorithm={name}", *changes])
             elif path.is_file():
-                chosen = read(path, changes)
+                chosen = read_settings(path, changes)
             else:
                 raise unknown("run folder, config file or algorithm", name, ALGORITHMS)
             label = path.stem if path.is_file() else name
             what = [msgspec.structs.replace(chosen, seed=chosen.seed + k) for k in range(seeds)]
-        if label in found:
+        if label in groups:
             raise ConfigError(f"two runs to compare are called {label}; rename one")
-        found[label] = what
-    return found
+        groups[label] = what
+    return groups
 
 
 def compare(
@@ -66,7 +66,7 @@ def compare(
     workers: int | None = None,
     progress: Callable[[str, Simulation], None] = lambda _name, _run: None,
 ) -> Groups:
-    """Run what has not been run; what lies finished in ``out`` is taken, what was interrupted goes on."""
+    """Run each group in ``out``; finished runs are loaded, interrupted ones are resumed."""
     for name, what in wanted.items():
         for chosen in [] if isinstance(what, Path) else what:
             check(chosen, out / f"{name}-seed{chosen.seed}")
@@ -87,9 +87,9 @@ def compare(
 
 
 def check(chosen: Settings, folder: Path) -> None:
-    """Complain if a folder holds a run with other settings."""
+    """Raise ConfigError if a folder holds a run of other settings."""
     config = folder / "config.toml"
-    if config.exists() and config.read_text(encoding="utf-8") != chosen.to_toml():
+    if config.exists() and not config.read_text(encoding="utf-8").startswith(sim.header(chosen)):
         raise ConfigError(f"{folder} holds a run with other settings; choose another --out")
 
 

@@ -1,7 +1,7 @@
 """Frames in flight: in memory up to a budget, then in a file.
 
-A place in the file whose frame was taken out is used again only after the next ``commit``: until then, a
-checkpoint may still speak of it.
+A place in the file whose frame was removed is used again only after the next ``commit``: until then a
+checkpoint may still refer to it.
 """
 
 import os
@@ -17,18 +17,18 @@ BUDGET = 256 << 20
 
 
 class State(msgspec.Struct, array_like=True):
-    """What a checkpoint says about frames in flight."""
+    """Frames in flight, as part of a checkpoint."""
 
     memory: dict[int, bytes]
     places: dict[int, tuple[int, int]]
-    """(place, length) by task."""
+    """(place, length) by serial number."""
     free: list[tuple[int, int]]
     """(size, place)."""
     end: int
 
 
 class Frames:
-    """A dictionary of frames, by task."""
+    """A dictionary of frames, by the serial number of the task."""
 
     def __init__(self, path: Path | None = None, budget: int = BUDGET) -> None:
         self._path, self._budget, self._used = path, budget, 0
@@ -42,18 +42,18 @@ class Frames:
     def __len__(self) -> int:
         return len(self._memory) + len(self._places)
 
-    def __contains__(self, task: int) -> bool:
-        return task in self._memory or task in self._places
+    def __contains__(self, serial: int) -> bool:
+        return serial in self._memory or serial in self._places
 
     @property
     def spilled(self) -> int:
         """Bytes of the file."""
         return self._end
 
-    def put(self, task: int, frame: bytes) -> None:
-        """Keep a frame."""
+    def put(self, serial: int, frame: bytes) -> None:
+        """Add a frame."""
         if self._used + len(frame) <= self._budget:
-            self._memory[task] = frame
+            self._memory[serial] = frame
             self._used += len(frame)
             return
         size = -(-len(frame) // PAGE) * PAGE
@@ -69,47 +69,47 @@ class Frames:
             raise QafelError(
                 f"cannot write frames in flight to the disk: {error.strerror}; make room and resume"
             ) from error
-        self._places[task] = place, len(frame)
+        self._places[serial] = place, len(frame)
 
-    def pop(self, task: int) -> bytes:
-        """Take a frame out."""
-        frame = self._memory.pop(task, None)
+    def pop(self, serial: int) -> bytes:
+        """Remove a frame and return it."""
+        frame = self._memory.pop(serial, None)
         if frame is not None:
             self._used -= len(frame)
             return frame
-        place, length = self._places.pop(task)
+        place, length = self._places.pop(serial)
         self._freed.append((-(-length // PAGE) * PAGE, place))
         frame = os.pread(self._open(), length, place)
         if len(frame) != length:
-            raise StateError(f"{self._path} is not what it was when the run was saved; start the run anew")
+            raise StateError(f"{self._path} has changed since the run was saved; start the run again")
         return frame
 
-    def size(self, task: int) -> int:
+    def size(self, serial: int) -> int:
         """The length of a frame."""
-        return len(self._memory[task]) if task in self._memory else self._places[task][1]
+        return len(self._memory[serial]) if serial in self._memory else self._places[serial][1]
 
     def commit(self) -> None:
-        """What was taken out is no longer needed."""
+        """Let the places of removed frames be used again."""
         for size, place in self._freed:
             self._free.setdefault(size, []).append(place)
         self._freed.clear()
 
     def state(self) -> State:
-        """Frames in memory, and what is where in the file, which is on the disk now."""
+        """The frames in memory and the places in the file, which is synced to the disk."""
         if self._file is not None:
             os.fsync(self._file)
         free = [(size, place) for size, places in self._free.items() for place in places]
         return State(dict(self._memory), dict(self._places), [*free, *self._freed], self._end)
 
     def restore(self, state: State) -> None:
-        """Continue from ``state``: what was put into the file since then is forgotten."""
+        """Continue from ``state``; frames that were added to the file since then are dropped."""
         self._memory, self._places, self._end = dict(state.memory), dict(state.places), state.end
         self._used = sum(map(len, self._memory.values()))
         self._free, self._freed = {}, list(state.free)
         self.commit()
 
     def close(self) -> None:
-        """Close the file, and remove it where it was only ours."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -87,7 +87,7 @@ def _pop(counters, due, order, what):
 @njit(nogil=True, cache=True)
 def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals, events):
     """(how many events were written, why it stopped)."""
-    mode, buffer_size, most, cap, idle, live, instant, dropouts = rules
+    mode, buffer_size, max_staleness, cap, idle, live, instant, dropouts = rules
     due, order, what = heap
     busy, numbers, slowness = people
     durations, dropping, choices = draws
@@ -175,7 +175,7 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
             if kind == TRAINED:
                 return n, ASKS
             client, stepped = slots[slot, OWNER], False
-            if kind == REPORT and (most < 0 or staleness <= most):
+            if kind == REPORT and (max_staleness < 0 or staleness <= max_staleness):
                 counters[BUFFERED] += 1
                 stepped = counters[BUFFERED] == buffer_size
             if stepped:
@@ -188,7 +188,7 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
             busy[client] -= 1
             free[counters[FREE]] = slot
             counters[FREE] += 1
-            if mode == REFILL or (mode == ROUNDS and (kind == LOST or staleness > most >= 0)):
+            if mode == REFILL or (mode == ROUNDS and (kind == LOST or staleness > max_staleness >= 0)):
                 counters[PENDING], counters[FORCED] = 1, -1
             elif mode == ROUNDS and stepped and instant:
                 counters[PENDING], counters[FORCED] = buffer_size, -1

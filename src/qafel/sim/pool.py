@@ -1,12 +1,12 @@
-"""Who trains: this process (``Here``), or one single-threaded worker process per core (``Workers``).
+"""Where clients train: in this process (``InProcess``), or in one worker process per core (``Workers``).
 
-    follow(x̂, version, now)   x̂ moves on, for every task started after this
-    start(event)              train from the x̂ of this moment; the frame goes to ``frames``
-    wait(task), settle()      until the frame of a task, or of all tasks, is there
-    judge(x)                  verdicts on the held-out samples
+    follow(x̂, version, now)    tasks that start after this start from x̂
+    start(event)               train a task; its frame goes to ``frames``
+    wait(serial), settle()     wait for the frame of a task, or of all tasks
+    evaluate(x)                metrics on the held-out samples, part by part
 
-Who trains what, and when, changes nothing in the result: a task is named by its client and number, and so is
-its randomness.
+The result does not depend on where and when a task is trained: its randomness is named by its client and its
+task number.
 """
 
 import time
@@ -19,33 +19,33 @@ import numpy as np
 
 from qafel.client import Client, Task, assign
 from qafel.config import Job
-from qafel.errors import QafelError, QafelWarning
+from qafel.errors import QafelError, QafelWarning, WorkerError
 from qafel.sim.frames import Frames
 from qafel.sim.timeline import Event
 from qafel.vectors import Vector
 
 
 class Learner(Protocol):
-    """What is learned; see ``qafel.tasks.learner``."""
+    """A learning problem; ``qafel.tasks.learner.Learner`` is one."""
 
     x: Vector
     clients: int
     fingerprint: int
-    """Of the data and the model, to notice when a run is resumed with others."""
+    """A fingerprint of the data and the model: a run must be resumed with the same."""
 
     @property
     def chunks(self) -> int:
-        """Into how many pieces the held-out samples are cut."""
+        """The number of parts that the held-out samples are cut into."""
 
     @property
     def held_out(self) -> int:
-        """How many held-out samples there are."""
+        """The number of held-out samples."""
 
     def prepare(self) -> None:
-        """Called once in the process that trains."""
+        """Prepare this process for training; called once in every process that trains."""
 
     def release(self) -> None:
-        """Called in a process that trained and goes on with something else."""
+        """Undo ``prepare`` in a process that goes on with something else."""
 
     def samples(self, client: int) -> Any:
         """The samples of a client."""
@@ -53,20 +53,12 @@ class Learner(Protocol):
     def delta(self, task: Task, samples: Any) -> Vector:
         """y_P − y_0 of a task; it must not change ``task.x``."""
 
-    def judge(self, x: Vector, chunk: int) -> tuple[int, float]:
-        """(how many are right, the sum of the losses) of a piece of the held-out samples."""
-
-
-class WorkerError(QafelError):
-    """Something went wrong in a worker; ``remote`` is its traceback."""
-
-    def __init__(self, message: str, remote: str = "") -> None:
-        super().__init__(message)
-        self.remote = remote
+    def evaluate(self, x: Vector, chunk: int) -> dict[str, float]:
+        """Metrics of a part of the held-out samples, each summed over its samples."""
 
 
 class Trainer:
-    """One core's work; keeps time."""
+    """Trains tasks on one core and measures the time."""
 
     def __init__(
         self, job: Job, learner: Learner, seconds: Any, clock: Callable[[], float] = time.perf_counter
@@ -76,14 +68,14 @@ class Trainer:
             self._client = Client(job, client=0)
         self._learner, self._clock = learner, clock
         self.seconds = seconds
-        """Spent on samples, on training, and on coding."""
+        """Seconds spent on samples, training and coding."""
 
     def warm(self, x: Vector) -> None:
-        """Load the kernels that training needs, for processes that are forked afterwards."""
+        """Load the kernels that training needs, so that forked processes have them."""
         self._client.quantizer.encode(x, 0)
 
     def train(self, tasks: list[Task]) -> list[bytes]:
-        """The frames of a few tasks; one kind of work after the other, while its code is in the cache."""
+        """The frames of some tasks; each kind of work is done for all of them, while its code is cached."""
         began = self._clock()
         samples = [self._learner.samples(task.client) for task in tasks]
         ready = self._clock()
@@ -96,7 +88,7 @@ class Trainer:
         return frames
 
 
-class Here:
+class InProcess:
     """Training in this process."""
 
     def __init__(self, job: Job, learner: Learner, frames: Frames) -> None:
@@ -113,28 +105,28 @@ class Here:
 
     def start(self, event: Event) -> None:
         """See the module."""
-        task = assign(self._job, event.client, event.number, event.version, self._x)
+        task = assign(self._job, event.client, event.task, event.version, self._x)
         try:
             [frame] = self._trainer.train([task])
         except QafelError:
             raise
         except Exception as error:
-            raise WorkerError(sentence(error), traceback.format_exc()) from error
-        self._frames.put(event.task, frame)
+            raise WorkerError(describe(error), traceback.format_exc()) from error
+        self._frames.put(event.serial, frame)
 
-    def wait(self, task: int) -> None:
+    def wait(self, serial: int) -> None:
         """See the module."""
 
     def settle(self) -> None:
         """See the module."""
 
-    def judge(self, x: Vector) -> list[tuple[int, float]]:
+    def evaluate(self, x: Vector) -> list[dict[str, float]]:
         """See the module."""
-        return [self._learner.judge(x, chunk) for chunk in range(self._learner.chunks)]
+        return [self._learner.evaluate(x, chunk) for chunk in range(self._learner.chunks)]
 
     @property
     def seconds(self) -> list[float]:
-        """Spent on samples, on training, and on coding."""
+        """Seconds spent on samples, training and coding."""
         return [float(s) for s in self._trainer.seconds]
 
     def close(self) -> None:
@@ -142,8 +134,8 @@ class Here:
         self._learner.release()
 
 
-def sentence(error: Exception) -> str:
-    """What went wrong in a worker, for those who read it elsewhere."""
-    said = " ".join(str(error).split())
-    own = isinstance(error, QafelError)
-    return said if own else f"local training failed: {type(error).__name__}: {said[:400]}"
+def describe(error: Exception) -> str:
+    """An error of local training in one sentence."""
+    text = " ".join(str(error).split())
+    known = isinstance(error, QafelError)
+    return text if known else f"local training failed: {type(error).__name__}: {text[:400]}"

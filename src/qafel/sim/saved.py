@@ -1,16 +1,19 @@
-"""The checkpoint of a run."""
+"""The checkpoint of a simulation."""
 
-import msgspec
+from typing import ClassVar
 
-from qafel.runs.result import Point
+from qafel import wire
+from qafel.runs.tracker import Totals
 from qafel.sim.frames import State as FramesState
 
 
-class Saved(msgspec.Struct, array_like=True):
-    """Everything that decides what comes next in a run, and what it measured so far."""
+class Saved(wire.Sealed, frozen=True):
+    """Everything that decides what happens next in a simulation, and what was measured so far."""
+
+    MAGIC: ClassVar[bytes] = b"QR"
+    FORMAT: ClassVar[int] = 3
 
     settings: str
-    reason: str | None
     fingerprint: int
     server: bytes
     follower: bytes
@@ -18,8 +21,6 @@ class Saved(msgspec.Struct, array_like=True):
     frames: FramesState
     sent: list[bytes]
     known: bytes
-    counts: dict[str, int | float]
-    staleness: dict[int, int]
-    points: list[Point]
+    totals: Totals
     seconds: dict[str, float]
     metrics_bytes: int

@@ -1,49 +1,43 @@
-"""A run: the timeline is walked event by event; clients train when they start, and only their frame is kept.
+"""A simulation: it walks the timeline; clients train when they start, and only their frame is kept.
 
-    START     train from the x̂ of this moment, keep the frame
-    REPORT    server.receive(frame); a step's increment moves x̂ on
+    START     train from the current x̂, keep the frame
+    REPORT    server.receive(frame); the increment of a step moves x̂
     LOST      nothing arrives
 
-All that a client sends and gets is a real frame, and ``len(frame)`` is what is counted. A checkpoint holds
-the server, the timeline, the followers' x̂ and the frames in flight; a run that continues from it ends in the
-same bytes as one that was never interrupted.
+Everything that is sent is a real frame, and ``len(frame)`` is what the tracker counts. A checkpoint holds the
+server, the timeline, the follower's x̂ and the frames in flight; a run that continues from it ends in the same
+bytes as one that was never interrupted.
 """
 
-import math
 import os
 import signal
-import statistics
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from qafel import wire
 from qafel.client import Advanced, Client
-from qafel.errors import ConfigError, DivergenceError, QafelError, StateError
-from qafel.hidden import digest
+from qafel.coding.work import _cores as cores
+from qafel.errors import ConfigError, QafelError, StateError
 from qafel.runs.folder import RunFolder
-from qafel.runs.result import Point
-from qafel.server import Accepted, Server, Stepped
+from qafel.runs.tracker import Tracker, mean_metrics, model_digest
+from qafel.server import Server, Stepped
+from qafel.sim.clock import Times
 from qafel.sim.frames import Frames
-from qafel.sim.pool import Here, Learner
+from qafel.sim.pool import InProcess, Learner
 from qafel.sim.saved import Saved
 from qafel.sim.settings import Settings
 from qafel.sim.timeline import Event, Timeline
 from qafel.sim.workers import Workers
-from qafel.tasks.settings import cores
 from qafel.vectors import Layout, Vector
 from qafel.wire import Rejected
 
-CHECKPOINT = b"QR"
-FORMAT = 2
 CHECKPOINT_SECONDS = 30.0
-"""How often a run is saved."""
+"""The default time between two checkpoints."""
 
 
 class Simulation:
@@ -58,6 +52,7 @@ class Simulation:
         folder: RunFolder | None = None,
         layout: Layout | None = None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        durations: Callable[[int], Times] | None = None,
         progress: Callable[["Simulation"], None] = lambda _: None,
     ) -> None:
         self.settings, self.learner, self.folder, self._progress = settings, learner, folder, progress
@@ -65,144 +60,106 @@ class Simulation:
         self.workers = default if workers is None else workers
         self._checkpoint_seconds = checkpoint_seconds
         if self.workers < 1:
-            raise ConfigError(f"workers must be at least 1, not {workers}")
+            raise ConfigError(f"workers must be at least 1, got {workers}")
         if settings.device != "cpu":
             self.workers = 1
         job = settings.job(learner.x.size, layout)
         self.server = Server(job, learner.x)
-        self.timeline = Timeline(
-            settings.clock(),
-            clients=learner.clients,
-            buffer_size=job.buffer_size,
-            max_staleness=job.max_staleness,
-            seed=settings.seed,
-        )
+        self.tracker = Tracker(settings, folder)
+        self.timeline = Timeline(settings, clients=learner.clients, durations=durations)
         self.frames = Frames(folder.frames if folder else None)
-        self.points: list[Point] = []
-        self.staleness: Counter[int] = Counter()
-        self.uploads = self.bytes_up = self.bytes_down = 0
-        self.lost = self.turned_away = self.in_flight = self.peak = 0
-        self.time = self.area = 0.0
-        self.residual = 0.0
-        self.reason: str | None = None
-        """Why the run ended."""
         self._sent: deque[bytes] = deque()
         """Increments that have not reached the clients."""
         self._follower = Client(job, learner.x, client=0)
-        unicast = settings.downlink == "catch-up"
-        self._known = np.full(learner.clients, -1) if unicast else None
+        self._held = None if settings.downlink == "broadcast" else np.full(learner.clients, -1)
+        """The version of x̂ that each client holds, where increments are not broadcast; −1: none."""
         self.seconds = dict.fromkeys(("total", "server", "evaluation", "checkpoint"), 0.0)
         self._before: dict[str, float] = {}
-        """What was spent before the run was resumed."""
+        """The seconds that were spent before the run was resumed."""
         self._saved_at = 0.0
         self._stop = False
 
     @property
     def stopped(self) -> bool:
-        """Whether the run was interrupted, to be resumed."""
-        return self.reason is None
+        """Whether the run was interrupted and can be resumed."""
+        return self.tracker.reason is None
 
     def run(self) -> None:
-        """Until the target, the number of uploads, the byte budget or the time limit is reached, or
-        Ctrl-C.
-        """
+        """Run until a stop condition is met, or Ctrl-C."""
         began = time.perf_counter()
         before, self._saved_at = self.seconds["total"], began
         if self.workers == 1:
-            self.pool: Here | Workers = Here(self.server.job, self.learner, self.frames)
+            self.pool: InProcess | Workers = InProcess(self.server.job, self.learner, self.frames)
         else:
             self.pool = Workers(self.server.job, self.learner, self.frames, self.workers)
+        tracker = self.tracker
         try:
-            self.pool.follow(self._follower.hidden.x, self._follower.version, self.time)
+            self.pool.follow(self._follower.hidden.x, self._follower.version, tracker.totals.time)
             with self._interruptible():
-                if not self.points:
-                    self._evaluate()
-                for event in self.timeline if self.reason is None else ():
+                self._evaluate()
+                for event in self.timeline if tracker.reason is None else ():
                     self._handle(event)
                     self.seconds["total"] = before + time.perf_counter() - began
                     self._progress(self)
-                    if self.reason or self._stop:
+                    if tracker.reason or self._stop:
                         break
                     if self.folder and time.perf_counter() - self._saved_at > self._checkpoint_seconds:
                         self.checkpoint()
                 else:
-                    self.reason = self.reason or "the trace has ended"
-                if self.reason and self.points[-1].uploads < self.uploads:
-                    self._evaluate()
+                    tracker.end("the trace has ended")
+                self._evaluate()
                 if self.folder:
-                    self.checkpoint()  # to go on from, or so that nothing is lost while the rest is written
+                    self.checkpoint()  # so that nothing is lost while the result is written
         finally:
             self.seconds["total"] = before + time.perf_counter() - began
             self.pool.close()
             self.frames.close()
 
     def _handle(self, event: Event) -> None:
-        k = self.timeline._k
-        limit = self.settings.time_limit
-        now = event.time if limit is None else min(event.time, limit)
-        if now > self.time:
-            self.area += self.in_flight * (now - self.time)
-            self.peak = max(self.peak, self.in_flight)
-        self.time = now
-        if limit is not None and event.time >= limit:
-            self.reason = "time limit"
+        k, tracker = self.timeline._k, self.tracker
+        tracker.advance(event.time)
+        if tracker.reason is not None:
             return
         if event.kind == k.REPORT:
             self._report(event)
-        elif event.kind == k.START:
-            self.in_flight += 1
-            self.pool.start(event)
-            download = self._download(event)
+        elif event.kind in (k.START, k.NEVER):
+            tracker.totals.in_flight += 1
+            if event.kind == k.START:
+                self.pool.start(event)
+            delay = self._download(event)
             if self.timeline.asks:
-                self.timeline.answer(download)
+                self.timeline.answer(delay)
         elif event.kind == k.TRAINED:
-            self.pool.wait(event.task)
-            self.timeline.answer(_transfer(self.frames.size(event.task), self.settings.up_bandwidth))
+            self.pool.wait(event.serial)
+            self.timeline.answer(_transfer(self.frames.size(event.serial), self.settings.up_bandwidth))
         elif event.kind == k.DELIVER:
             self._deliver(self._sent.popleft())
-        elif event.kind == k.NEVER:
-            self.in_flight += 1
-            download = self._download(event)
-            if self.timeline.asks:
-                self.timeline.answer(download)
         elif event.kind == k.AWAY:
-            self.turned_away += 1
+            tracker.totals.turned_away += 1
         else:
-            self.in_flight -= 1
-            self.lost += 1
+            tracker.totals.in_flight -= 1
+            tracker.totals.lost += 1
 
     def _report(self, event: Event) -> None:
         """An update reaches the server."""
-        self.pool.wait(event.task)
-        frame = self.frames.pop(event.task)
+        self.pool.wait(event.serial)
+        frame = self.frames.pop(event.serial)
         if self.folder is None:
             self.frames.commit()
         before = time.perf_counter()
         events = self.server.receive(frame)
         self.seconds["server"] += time.perf_counter() - before
-        self.uploads += 1
-        self.in_flight -= 1
-        self.bytes_up += len(frame)
-        for happened in events:
-            if isinstance(happened, Accepted):
-                self.staleness[happened.staleness] += 1
-            elif isinstance(happened, Stepped):
-                self._stepped(happened)
-            elif not isinstance(happened, Rejected) or happened.reason != "stale":
-                raise QafelError(f"the server did not take an update of the simulation: {happened}")
-        if self.uploads % self.settings.evaluate_every == 0:
-            self._evaluate()
-        budget = self.settings.byte_budget
-        if self.reason is None and self.uploads >= self.settings.uploads:
-            self.reason = "uploads"
-        elif self.reason is None and budget is not None and self.bytes_up + self.bytes_down >= budget:
-            self.reason = "byte budget"
+        self.tracker.totals.in_flight -= 1
+        self.tracker.received(len(frame), events)
+        for outcome in events:
+            if isinstance(outcome, Stepped):
+                self._stepped(outcome)
+            elif isinstance(outcome, Rejected) and outcome.reason != "stale":
+                raise QafelError(f"the server refused an update of the simulation: {outcome}")
+        self._evaluate()
 
     def _stepped(self, step: Stepped) -> None:
-        """The server took a step: its increment reaches the clients, now or when it has been transferred."""
-        self.residual = step.residual
-        if self._known is None:
-            self.bytes_down += len(step.frame)
+        """An increment reaches the clients, now or when it has been transferred."""
         if self.timeline.asks:
             self._sent.append(step.frame)
             self.timeline.answer(_transfer(len(step.frame), self.settings.down_bandwidth))
@@ -210,81 +167,42 @@ class Simulation:
             self._deliver(step.frame)
 
     def _deliver(self, frame: bytes) -> None:
-        """x̂ moves on, as it does at every client: with its digest checked."""
+        """Apply an increment to x̂, as every client does: its digest is checked."""
         event = self._follower.apply(frame)
         if not isinstance(event, Advanced):
-            raise QafelError(f"x̂ does not follow the server: {event}")
-        self.pool.follow(self._follower.hidden.x, self._follower.version, self.time)
+            raise QafelError(f"the follower's hidden state differs from the server's: {event}")
+        self.pool.follow(self._follower.hidden.x, self._follower.version, self.tracker.totals.time)
 
     def _download(self, event: Event) -> float:
-        """The time it takes a client to catch up before it starts; no time where x̂ is broadcast."""
-        if self._known is None:
+        """The time that a client needs to catch up before it starts; 0 where x̂ is broadcast."""
+        if self._held is None:
             return 0.0
-        held = int(self._known[event.client])
-        self._known[event.client] = event.version
+        held = int(self._held[event.client])
+        self._held[event.client] = event.version
         if held == event.version:
             return 0.0
-        whole = self.server.hidden.snapshot_bytes(self.server.job.id)
-        missing = None if held < 0 else self.server.log.bytes_since(held)
-        size = whole if missing is None else missing
-        self.bytes_down += size
+        size = self.server.catch_up_bytes(held if held >= 0 else None)
+        self.tracker.downloaded(size)
         return _transfer(size, self.settings.down_bandwidth)
 
     def _evaluate(self) -> None:
+        if not self.tracker.evaluation_due:
+            return
         before = time.perf_counter()
-        verdicts = self.pool.judge(self.server.x)
+        parts = self.pool.evaluate(self.server.x)
         self.seconds["evaluation"] += time.perf_counter() - before
-        count = self.learner.held_out
-        accuracy = sum(right for right, _ in verdicts) / count
-        recent = (
-            [p.accuracy for p in self.points[-self.settings.smoothing + 1 :]]
-            if self.settings.smoothing > 1
-            else []
-        )
-        loss = sum(loss for _, loss in verdicts) / count
-        if not math.isfinite(loss):
-            raise DivergenceError(
-                f"the loss on the held-out samples is {loss} after {self.uploads} uploads; "
-                "lower the rates, or look at the model and the data"
-            )
-        point = Point(
-            uploads=self.uploads,
-            version=self.server.version,
-            time=self.time,
-            accuracy=accuracy,
-            smoothed=statistics.median([*recent, accuracy]),
-            loss=loss,
-            bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down,
-            staleness=self.mean_staleness,
-            in_flight=self.in_flight,
-            residual=self.residual,
-        )
-        self.points.append(point)
-        if self.folder:
-            self.folder.append(point)
-        full = len(self.points) > self.settings.smoothing
-        if self.settings.target is not None and full and point.smoothed >= self.settings.target:
-            self.reason = "target"
+        self.tracker.evaluated(mean_metrics(parts, self.learner.held_out))
 
     @property
     def spent(self) -> dict[str, float]:
-        """Seconds, by purpose: by the wall, and for samples, training and coding in CPU time of all
-        workers.
-        """
+        """Seconds of this process, and of all workers for samples, training and coding."""
         names = ("samples", "training", "coding")
         busy = {n: s + self._before.get(n, 0.0) for n, s in zip(names, self.pool.seconds, strict=True)}
         return self.seconds | busy
 
-    @property
-    def mean_staleness(self) -> float:
-        """Of the accepted updates."""
-        total = sum(self.staleness.values())
-        return sum(tau * n for tau, n in self.staleness.items()) / total if total else 0.0
-
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C ends the run after the event at hand; a second one at once."""
+        """Ctrl-C ends the run after the current event; a second one at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -304,63 +222,42 @@ class Simulation:
     def checkpoint(self) -> None:
         """Save the run, so that it can be resumed from here."""
         if self.folder is None:
-            raise StateError("a run without a folder cannot be saved")
+            raise StateError("a run without a folder cannot be saved; pass folder=")
         began = time.perf_counter()
         self.pool.settle()
-        names = (
-            "uploads",
-            "bytes_up",
-            "bytes_down",
-            "lost",
-            "turned_away",
-            "in_flight",
-            "peak",
-            "time",
-            "area",
-            "residual",
-        )
-        counts = {name: getattr(self, name) for name in names}
         saved = Saved(
             settings=self.settings.to_toml(),
-            reason=self.reason,
             fingerprint=self.learner.fingerprint,
             server=self.server.state(),
             follower=self._follower.state(),
             timeline=self.timeline.state(),
             frames=self.frames.state(),
             sent=list(self._sent),
-            known=b"" if self._known is None else self._known.tobytes(),
-            counts=counts,
-            staleness=dict(self.staleness),
-            points=self.points,
+            known=b"" if self._held is None else self._held.tobytes(),
+            totals=self.tracker.totals,
             seconds=self.spent,
             metrics_bytes=self.folder.metrics_bytes,
         )
-        self.folder.save(wire.seal(CHECKPOINT, FORMAT, msgspec.msgpack.encode(saved)))
+        self.folder.save(saved.to_bytes())
         self.frames.commit()
         self._saved_at = time.perf_counter()
         self.seconds["checkpoint"] += self._saved_at - began
 
     def resume(self, data: bytes) -> None:
         """Continue from a checkpoint of the same settings."""
-        body = wire.unseal(CHECKPOINT, FORMAT, data)
-        saved = wire.unpack(body, msgspec.msgpack.Decoder(Saved))
+        saved = Saved.from_bytes(data)
         if saved.settings != self.settings.to_toml():
             raise StateError("the checkpoint belongs to a run with other settings")
         if saved.fingerprint != self.learner.fingerprint:
-            raise StateError("the data or the model is not what it was when the run began; start it anew")
-        self.reason = saved.reason
+            raise StateError("the data or the model has changed since the run began; start the run again")
         self.server = Server.from_state(saved.server)
         self._follower = Client.from_state(saved.follower)
         self.timeline.restore(saved.timeline)
         self.frames.restore(saved.frames)
         self._sent = deque(saved.sent)
-        if self._known is not None:
-            self._known = np.frombuffer(saved.known, np.int64).copy()
-        for name, value in saved.counts.items():
-            setattr(self, name, value)
-        self.staleness = Counter(saved.staleness)
-        self.points = saved.points
+        if self._held is not None:
+            self._held = np.frombuffer(saved.known, np.int64).copy()
+        self.tracker.totals = saved.totals
         self._before = saved.seconds
         self.seconds = {name: saved.seconds[name] for name in self.seconds}
         if self.folder:
@@ -373,8 +270,8 @@ class Simulation:
 
     @property
     def digest(self) -> str:
-        """Subjects the model and the hidden state, to the bit."""
-        return f"{digest(self.server.x, self.server.version):016x}{self.server.hidden.digest:016x}"
+        """The digests of the model and the hidden state."""
+        return model_digest(self.server)
 
 
 def _transfer(size: int, bandwidth: float | None) -> float:

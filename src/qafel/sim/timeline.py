@@ -1,10 +1,10 @@
-"""The timeline: who starts when, who reports when, from which version; in a fixed order, from a seed.
+"""The timeline: when each task starts and reports, and from which version; in a fixed order, from a seed.
 
-The rules:
+Arrivals:
 
-    open       clients arrive at a rate, or as a trace says; beyond ``concurrency`` they are turned away
-    refill     ``concurrency`` clients train at any time; who is done is replaced at once
-    closed     every client starts again as its report arrives, before the step that this may set off
+    open       clients arrive at a rate, or from a trace; beyond ``concurrency`` they are turned away
+    refill     ``concurrency`` clients train at any time; one that reports is replaced at once
+    closed     every client starts again when its report arrives, before the step that it may cause
     rounds     K clients start together, the next K when all have reported (synchronous FedAvg)
 
     A client that arrives is drawn uniformly, from all clients or from the idle ones. It starts from the
@@ -13,9 +13,10 @@ The rules:
 
     Events at the same time happen in the order they were scheduled, reports before arrivals.
 
-While no bytes decide anything, the clock does not depend on the learning, and the timeline runs ahead in
-blocks. With bandwidths (``live``) it stops after every event whose consequences depend on bytes, and goes on
-when it has its ``answer``: how long the download, the upload or the broadcast takes. One kernel does both.
+Without bandwidths the clock does not depend on the learning, and the timeline is computed ahead in blocks.
+With bandwidths (``live``) it stops after every event whose consequences depend on the length of a frame, and
+continues when it gets an ``answer``: how long the download, the upload or the broadcast takes. One kernel
+does both.
 
 Random numbers are named by what they are for and by the block of tasks, so the order of execution does not
 matter, and the state to be saved is small.
@@ -29,7 +30,8 @@ import msgspec
 import numpy as np
 
 from qafel.errors import ConfigError, StateError
-from qafel.sim.clock import Clock, Times, lengths, trace
+from qafel.sim.clock import Times, duration_sampler, trace
+from qafel.sim.settings import Settings
 from qafel.streams import generator
 
 BLOCK = 8192
@@ -37,19 +39,19 @@ EVENTS = 4096
 
 
 class Event(NamedTuple):
-    """What happens: ``kind`` is one of qafel.sim.kernels' START, NEVER, TRAINED, REPORT, LOST, DELIVER, AWAY.
+    """An event; ``kind`` is START, NEVER, TRAINED, REPORT, LOST, DELIVER or AWAY of ``qafel.sim.kernels``.
 
-    ``number`` counts the client's own tasks; ``version`` is where a task starts from, its staleness when it
-    reports, and the version that is delivered. ``due`` is when a task that starts is trained, transfers not
-    counted. NEVER is the start of a task that will be LOST,
-    AWAY an arrival that found the concurrency reached.
+    ``serial`` numbers all tasks of the timeline, ``task`` those of the client. ``version`` is the version
+    that a task starts from, its staleness when it reports, or the version that is delivered. ``due`` is when
+    a task that starts will be trained, without transfers. NEVER is the start of a task that will be LOST;
+    AWAY is an arrival that was turned away because the concurrency was reached.
     """
 
     kind: int
     time: float
-    task: int
+    serial: int
     client: int
-    number: int
+    task: int
     version: int
     slot: int
     due: float
@@ -69,49 +71,62 @@ class Timeline:
 
     def __init__(
         self,
-        clock: Clock,
+        settings: Settings,
         *,
         clients: int,
-        buffer_size: int,
-        max_staleness: int | None = None,
-        seed: int = 0,
         durations: Callable[[int], Times] | None = None,
     ) -> None:
-        """``durations`` of the tasks of a block, in the order they start, in place of drawn ones."""
+        """``durations(block)``, if given, are the training times of a block's tasks in the order they start."""
         from qafel.sim import kernels
 
-        if clock.arrivals == "refill" and clock.sampling == "idle" and (clock.concurrency or 0) > clients:
-            raise ConfigError(f"{clock.concurrency} idle clients cannot be found among {clients}")
-        if clock.arrivals == "rounds" and buffer_size > clients:
+        seed, buffer_size, max_staleness = settings.seed, settings.job(1).buffer_size, settings.max_staleness
+        if (
+            settings.arrival_process == "refill"
+            and settings.sampling == "idle"
+            and (settings.concurrency or 0) > clients
+        ):
+            raise ConfigError(f"concurrency is {settings.concurrency}, but there are only {clients} clients")
+        if settings.arrival_process == "rounds" and buffer_size > clients:
             raise ConfigError(
-                f"a round of {buffer_size} clients (buffer_size) needs a population that large, not {clients}"
+                f"a round has buffer_size = {buffer_size} clients, but there are only {clients}"
             )
-        self.clock, self.live = clock, clock.live
+        self.settings, self.live = settings, settings.live
         self._k, self._seed, self._clients = kernels, seed, clients
-        draw = lengths(clock.duration)
+        draw = duration_sampler(settings.duration)
         self._durations = durations or (lambda block: draw(generator(seed, "durations", block), BLOCK))
         mode = {"refill": kernels.REFILL, "closed": kernels.CLOSED, "rounds": kernels.ROUNDS}
-        self._mode = mode.get(clock.arrivals, kernels.OPEN)
-        most = -1 if max_staleness is None else max_staleness
-        cap = 0 if self._mode != kernels.OPEN or clock.concurrency is None else clock.concurrency
-        idle = clock.sampling == "idle"
-        instant = clock.down_bandwidth is None or clock.downlink == "catch-up"
-        self._rules = (self._mode, buffer_size, most, cap, idle, self.live, instant, float(clock.dropouts))
+        self._mode = mode.get(settings.arrival_process, kernels.OPEN)
+        oldest = -1 if max_staleness is None else max_staleness
+        cap = 0 if self._mode != kernels.OPEN or settings.concurrency is None else settings.concurrency
+        idle = settings.sampling == "idle"
+        instant = settings.down_bandwidth is None or settings.downlink == "catch-up"
+        self._rules = (
+            self._mode,
+            buffer_size,
+            oldest,
+            cap,
+            idle,
+            self.live,
+            instant,
+            float(settings.dropouts),
+        )
         self._instant = instant
         self._counters = np.zeros(kernels.COUNTERS, np.int64)
         self._clocks = np.zeros(kernels.CLOCKS)
         self._clocks[kernels.LENGTH] = -1
         self._counters[kernels.FORCED] = -1
-        first = {kernels.REFILL: clock.concurrency, kernels.CLOSED: clients, kernels.ROUNDS: buffer_size}
+        first = {kernels.REFILL: settings.concurrency, kernels.CLOSED: clients, kernels.ROUNDS: buffer_size}
         self._counters[kernels.PENDING] = first.get(self._mode) or 0
         slow = (
-            generator(seed, "speeds").random(clients) < clock.slow_fraction if clock.slow_fraction else None
+            generator(seed, "speeds").random(clients) < settings.slow_fraction
+            if settings.slow_fraction
+            else None
         )
-        slowness = np.ones(1) if slow is None else np.where(slow, float(clock.slow_factor), 1.0)
+        slowness = np.ones(1) if slow is None else np.where(slow, float(settings.slow_factor), 1.0)
         self._people = np.zeros(clients, np.int32), np.zeros(clients, np.int64), slowness
         self._trace = None
-        if clock.arrivals.startswith("trace:"):
-            self._trace = trace(Path(clock.arrivals.partition(":")[2]), clients)
+        if settings.arrival_process.startswith("trace:"):
+            self._trace = trace(Path(settings.arrival_process.partition(":")[2]), clients)
         self._slots, self._free = np.zeros((0, kernels.FIELDS), np.int64), np.zeros(0, np.int64)
         self._heap: tuple[Any, Any, Any] = np.zeros(0), np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
         self._room(256)
@@ -147,7 +162,7 @@ class Timeline:
             self._ahead = iter([Event._make((kind, time, *row, due)) for kind, time, row, due in rows])
 
     def block(self) -> tuple[int, bool]:
-        """Run ahead by at most a block: (how many events, whether nothing comes after them)."""
+        """Compute at most a block of events: (their number, whether they are the last)."""
         k, count = self._k, 0
         while not count:
             count, why = k.advance(
@@ -176,10 +191,10 @@ class Timeline:
         return count, False
 
     def answer(self, delay: float) -> None:
-        """How long the transfer takes that the last event began; only when ``live``."""
+        """Say how long the transfer takes that the last event began; only when ``live``."""
         k, event = self._k, self._last
         if not self._asked or event is None:
-            raise StateError("the timeline asked nothing")
+            raise StateError("the timeline does not wait for an answer")
         self._asked = False
         now = float(self._clocks[k.NOW])
         if event.kind in (k.START, k.NEVER):
@@ -208,16 +223,16 @@ class Timeline:
 
     @property
     def concurrency(self) -> float:
-        """Clients in flight, averaged over time."""
+        """The mean number of clients in flight, over time."""
         return float(self._clocks[self._k.AREA]) / self.now if self.now else 0.0
 
     @property
     def columns(self) -> tuple[Any, Any, Any]:
-        """(kinds, times, [task, client, number, version or staleness, slot]) of the block computed last."""
+        """(kinds, times, [serial, client, task, version or staleness, slot]) of the block computed last."""
         return self._events[:3]
 
     def _room(self, size: int) -> None:
-        """Room for so many tasks in flight."""
+        """Make room for this many tasks in flight."""
         k = self._k
         heap = np.zeros(2 * size + 4), np.zeros(2 * size + 4, np.int64), np.zeros((2 * size + 4, 2), np.int64)
         slots, free = np.zeros((size, k.FIELDS), np.int64), np.zeros(size, np.int64)
@@ -233,7 +248,7 @@ class Timeline:
         self._heap, self._slots, self._free = heap, slots, free
 
     def _draw_block(self) -> None:
-        """Durations and drop-outs of the next block of tasks."""
+        """Draw durations and drop-outs of the next block of tasks."""
         k = self._k
         block = int(self._counters[k.TASKS]) // BLOCK
         self._draws = (
@@ -244,7 +259,7 @@ class Timeline:
         self._counters[k.DRAWN] = (block + 1) * BLOCK
 
     def _draw_clients(self) -> None:
-        """The next block of drawn clients."""
+        """Draw the next block of clients."""
         arrivals, block = self._blocks
         self._draws = (
             *self._draws[:2],
@@ -254,26 +269,28 @@ class Timeline:
         self._counters[self._k.CLIENT] = 0
 
     def _draw_arrivals(self) -> None:
-        """The next block of open arrivals."""
+        """Draw the next block of open arrivals."""
         block, clients = self._blocks
         if self._trace is not None:
             self._arrivals = (*self._trace, True)
-        elif self.clock.arrivals == "poisson":
-            gaps = generator(self._seed, "arrivals", block).standard_exponential(BLOCK) / self.clock.rate
+        elif self.settings.arrival_process == "poisson":
+            gaps = generator(self._seed, "arrivals", block).standard_exponential(BLOCK) / self.settings.rate
             times = np.cumsum(np.concatenate([[self._gap_total], gaps]))[1:]
             self._gap_total = float(times[-1])
-            self._arrivals = self._anybody(times)
+            self._arrivals = self._of_any_client(times)
         else:
-            self._arrivals = self._anybody(np.arange(block * BLOCK, (block + 1) * BLOCK) / self.clock.rate)
+            self._arrivals = self._of_any_client(
+                np.arange(block * BLOCK, (block + 1) * BLOCK) / self.settings.rate
+            )
         self._blocks = block + 1, clients
         self._counters[self._k.ARRIVAL] = 0
 
     @staticmethod
-    def _anybody(times: Any) -> tuple[Any, ...]:
+    def _of_any_client(times: Any) -> tuple[Any, ...]:
         return times, np.full(BLOCK, -1), np.full(BLOCK, -1.0), False
 
     def state(self) -> bytes:
-        """Everything that decides what comes next."""
+        """Everything that decides what happens next."""
         ahead = list(self._ahead)
         self._ahead = iter(ahead)
         saved = _State(
@@ -306,63 +323,3 @@ class Timeline:
     def _arrays(self) -> list[Any]:
         whole = [self._counters, self._clocks, *self._heap, self._slots, self._free, *self._people[:2]]
         return [*whole, *self._draws, *self._arrivals[:3]]
-
-
-class Study(msgspec.Struct, frozen=True):
-    """What a timeline is like, without any training."""
-
-    events: int
-    uploads: int
-    time: float
-    steps: int
-    concurrency: float
-    staleness: list[int]
-    """How many accepted updates had staleness 0, 1, 2, …"""
-    lost: int
-    rejected: int
-    turned_away: int
-
-
-def study(
-    clock: Clock,
-    *,
-    clients: int,
-    buffer_size: int,
-    max_staleness: int | None = None,
-    seed: int = 0,
-    uploads: int,
-) -> Study:
-    """Run the clock alone, in whole blocks, until so many updates have reported."""
-    if clock.live:
-        raise ConfigError(
-            "with bandwidths the clock depends on the bytes of the training; leave them out, or run it"
-        )
-    timeline = Timeline(
-        clock, clients=clients, buffer_size=buffer_size, max_staleness=max_staleness, seed=seed
-    )
-    k, most = timeline._k, float("inf") if max_staleness is None else max_staleness
-    events = reports = lost = rejected = away = 0
-    histogram = np.zeros(0, np.int64)
-    ended = False
-    while reports < uploads and not ended:
-        count, ended = timeline.block()
-        kinds, _, whose = timeline.columns
-        staleness = whose[:count, 3][kinds[:count] == k.REPORT]
-        events, reports = events + count, reports + len(staleness)
-        lost += int((kinds[:count] == k.LOST).sum())
-        rejected += int((staleness > most).sum())
-        away += int((kinds[:count] == k.AWAY).sum())
-        found = np.bincount(staleness[staleness <= most], minlength=len(histogram))
-        found[: len(histogram)] += histogram
-        histogram = found
-    return Study(
-        events=events,
-        uploads=reports,
-        time=timeline.now,
-        steps=int(timeline._counters[k.VERSION]),
-        concurrency=timeline.concurrency,
-        staleness=histogram.tolist(),
-        lost=lost,
-        rejected=rejected,
-        turned_away=away,
-    )

@@ -1,15 +1,15 @@
 """Training in worker processes, one per core.
 
-Workers are forked: they share the data and the code of this process, and whatever a user defined in a
-notebook. Shared memory holds
+Workers are forked: they share the data and the code of this process, including functions that a user defined
+in a notebook. Shared memory holds
 
-    versions   the newest x̂; one is overwritten when no task needs it any more
-    queue      orders, those with the earliest deadline first; whoever is idle takes the next
-    boxes      frames, from the worker that made them to this process
+    versions   the newest hidden states; one is overwritten when no task needs it any more
+    queue      orders, earliest deadline first; an idle worker takes the next
+    boxes      frames and metrics, from the worker that made them to this process
 
-and pipes say that something is there: a ``token`` for every order, an ``answer`` for every frame, and a
-``bell`` that wakes this process when the queue runs low. While there is enough to do it sleeps, and leaves
-the cores to the workers. A task's deadline is when it reports, or when its x̂ is about to be overwritten.
+and pipes signal what is there: a ``token`` for every order, an ``answer`` for every box, and a ``bell`` that
+wakes this process when the queue runs low. While the queue is full this process sleeps, and the workers have
+all cores. The deadline of a task is when it reports, or when its hidden state is about to be overwritten.
 """
 
 import contextlib
@@ -30,38 +30,39 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from qafel import wire
 from qafel.client import assign
 from qafel.coding import work
 from qafel.config import Job
-from qafel.errors import ConfigError, DivergenceError
+from qafel.errors import ConfigError, DivergenceError, WorkerError
 from qafel.sim.frames import Frames
-from qafel.sim.pool import Learner, Trainer, WorkerError, sentence
+from qafel.sim.pool import Learner, Trainer, describe
 from qafel.sim.timeline import Event
 from qafel.vectors import Vector
 
 BATCH = 4
-"""Orders that a worker takes at once where there are many: one kind of work warms the cache for the next."""
+"""The number of orders that a worker takes at once where there are many; it keeps the caches warm."""
 VERSIONS = 16
-"""Versions of x̂ in shared memory, at most; as few as 4 where they would take up more than ROOM."""
+"""The largest number of hidden states in shared memory; as few as 4 where they exceed ROOM bytes."""
 BOXES = 64
-"""Orders in the queue or in training, at most; fewer where their frames would take up more than ROOM."""
+"""The largest number of orders in the queue or in training; fewer where their frames exceed ROOM bytes."""
 ROOM = 64 << 20
-LAST_WORDS = 1 << 16
-MILLISECONDS = 100
-"""How long this process sleeps at most."""
-TRAIN, JUDGE, FAILED = range(3)
-_ANSWER = struct.Struct("<qqqqd")
-"""Kind, box, task or chunk, length or how many are right, loss."""
+MAX_MESSAGE = 1 << 16
+MAX_SLEEP = 100
+"""The longest sleep of this process, in milliseconds."""
+TRAIN, EVALUATE, FAILED = range(3)
+_ANSWER = struct.Struct("<qqqq")
+"""Kind, box, serial number or chunk, length of what is in the box."""
 
 
 class _Shared:
-    """What this process and its workers see alike."""
+    """The memory and the pipes that this process and its workers share."""
 
     def __init__(self, job: Job, workers: int) -> None:
-        box = max(job.quantizers()[0].max_bytes(job.size) + wire.MAX_OVERHEAD, LAST_WORDS)
+        box = max(job.quantizers()[0].max_bytes(job.size) + wire.MAX_OVERHEAD, MAX_MESSAGE)
         count = max(2 * workers, min(BOXES, ROOM // box))
         places = max(4, min(VERSIONS, ROOM // (4 * job.size)))
         self.parent, self.low = os.getpid(), min(count // 2, workers * (BATCH + 1))
@@ -70,9 +71,9 @@ class _Shared:
         self.boxes: Any = _array((count, box), np.uint8)
         self.seconds: Any = _array((workers, 3), np.float64)
         self.queue: Any = _array((count, 7), np.int64)
-        """(kind, task or chunk, client, number, version, place of x̂, box)."""
+        """(kind, serial number or chunk, client, task, version, place of x̂, box)."""
         self.ends: Any = _array((2,), np.int64)
-        """Where the queue begins and ends."""
+        """The first and the last index of the queue."""
         self.hungry: Any = _array((1,), np.uint8)
         """Whether every answer rings the bell."""
         self.tokens, self.answers, self.bell, self._key = (os.pipe() for _ in range(4))
@@ -80,28 +81,28 @@ class _Shared:
         os.write(self._key[1], b".")
 
     def put(self, box: int, data: bytes) -> None:
-        """Leave something in a box."""
+        """Write into a box."""
         self.boxes[box, : len(data)] = np.frombuffer(data, np.uint8)
 
     def take(self, box: int, length: int) -> bytes:
-        """What is in a box."""
+        """Read from a box."""
         return bytes(self.boxes[box, :length])
 
     @property
     def length(self) -> int:
-        """Of the queue."""
+        """The length of the queue."""
         return int(self.ends[1] - self.ends[0])
 
     @contextlib.contextmanager
     def locked(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Whoever holds the key may touch the queue; ``check`` is called when it does not come back."""
+        """Hold the lock of the queue; ``check`` is called while another process holds it."""
         key = select.poll()
         key.register(self._key[0], select.POLLIN)
         while True:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._key[0], 1)
                 break
-            if not key.poll(MILLISECONDS):
+            if not key.poll(MAX_SLEEP):
                 check()
         try:
             yield
@@ -109,10 +110,10 @@ class _Shared:
             os.write(self._key[1], b".")
 
     def next_orders(self) -> list[Any]:
-        """Orders for a worker; it waits for them. None when this process is gone.
+        """Wait for the next orders of a worker; an empty list when the parent process is gone.
 
-        A token is read before its order is taken, and written after the order is there: whoever has tokens
-        finds as many orders.
+        A token is written after its order, and read before the order is taken: a worker that holds tokens
+        has as many orders in the queue.
         """
         many = max(0, min(BATCH - 1, self.length - 1 - self.low))
         held = len(os.read(self.tokens[0], 1 + many))
@@ -175,20 +176,20 @@ class Workers:
         self._boxes = list(range(len(self._shared.boxes)))
         self._users = [0] * places
         self._moved = deque([0.0], maxlen=places // 2)
-        """When x̂ moved on lately."""
-        self._todo: list[tuple[float, list[int]]] = []
+        """The times of the newest hidden states."""
+        self._orders: list[tuple[float, list[int]]] = []
         """A heap of orders that are not in the queue: (deadline, order without its box)."""
         self._waiting: dict[int, tuple[int, float]] = {}
         """(place of x̂, deadline) of every task that is not done."""
-        self._verdicts: dict[int, tuple[int, float]] = {}
+        self._evaluations: dict[int, dict[str, float]] = {}
 
     @property
     def processes(self) -> list[int]:
-        """The process numbers of the workers."""
+        """The process ids of the workers."""
         return [process.pid for process in self._processes]
 
     def follow(self, x: Vector, version: int, now: float) -> None:
-        """x̂ moves on."""
+        """Publish a new hidden state."""
         place = version % len(self._users)
         while self._users[place]:
             self._take()
@@ -199,36 +200,36 @@ class Workers:
         """Train a task."""
         place = event.version % len(self._users)
         deadline = min(event.due, event.time + event.time - self._moved[0])
-        self._waiting[event.task] = place, deadline
+        self._waiting[event.serial] = place, deadline
         self._users[place] += 1
-        order = [TRAIN, event.task, event.client, event.number, event.version, place]
-        heapq.heappush(self._todo, (deadline, order))
-        if len(self._todo) >= BATCH:
+        order = [TRAIN, event.serial, event.client, event.task, event.version, place]
+        heapq.heappush(self._orders, (deadline, order))
+        if len(self._orders) >= BATCH:
             self._publish()
 
-    def wait(self, task: int) -> None:
-        """Until the frame of a task is there."""
-        while task in self._waiting:
+    def wait(self, serial: int) -> None:
+        """Wait for the frame of a task."""
+        while serial in self._waiting:
             self._take()
 
     def settle(self) -> None:
-        """Until all frames are there."""
+        """Wait for the frames of all tasks."""
         while self._waiting:
             self._take()
 
-    def judge(self, x: Vector) -> list[tuple[int, float]]:
-        """Verdicts on the held-out samples."""
-        self._verdicts.clear()
+    def evaluate(self, x: Vector) -> list[dict[str, float]]:
+        """Metrics on the held-out samples, part by part."""
+        self._evaluations.clear()
         np.copyto(self._shared.model, x)
         for chunk in range(self._chunks):
-            heapq.heappush(self._todo, (-math.inf, [JUDGE, chunk, 0, 0, 0, 0]))
-        while len(self._verdicts) < self._chunks:
+            heapq.heappush(self._orders, (-math.inf, [EVALUATE, chunk, 0, 0, 0, 0]))
+        while len(self._evaluations) < self._chunks:
             self._take()
-        return [self._verdicts[chunk] for chunk in range(self._chunks)]
+        return [self._evaluations[chunk] for chunk in range(self._chunks)]
 
     @property
     def seconds(self) -> list[float]:
-        """Spent by all workers on samples, on training, and on coding."""
+        """Seconds that all workers spent on samples, training and coding."""
         return [float(s) for s in self._shared.seconds.sum(0)]
 
     def close(self) -> None:
@@ -240,11 +241,11 @@ class Workers:
         self._shared.close()
 
     def _publish(self) -> None:
-        """Put orders into the queue, as many as there are boxes for."""
-        count = min(len(self._todo), len(self._boxes))
+        """Move orders to the queue, as many as there are free boxes."""
+        count = min(len(self._orders), len(self._boxes))
         if not count:
             return
-        added = [[*heapq.heappop(self._todo)[1], self._boxes.pop()] for _ in range(count)]
+        added = [[*heapq.heappop(self._orders)[1], self._boxes.pop()] for _ in range(count)]
         shared = self._shared
         with shared.locked(self._check):
             orders = shared.queue[shared.ends[0] : shared.ends[1]].tolist() + added
@@ -257,41 +258,41 @@ class Workers:
         return self._waiting[order[1]][1] if order[0] == TRAIN else -math.inf
 
     def _take(self) -> None:
-        """Sleep until there are answers and the queue runs low, or for a moment; take the answers in."""
+        """Sleep until there are answers and the queue runs low, at most MAX_SLEEP; process the answers."""
         self._publish()
         self._shared.hungry[0] = self._shared.length <= self._shared.low
         if self._drain():
             return
-        if self._bell.poll(MILLISECONDS):
+        if self._bell.poll(MAX_SLEEP):
             os.read(self._shared.bell[0], 4096)
         else:
             self._check()
         self._drain()
 
     def _drain(self) -> bool:
-        """Take in the answers that are there."""
+        """Process the answers that are there; whether there were any."""
         try:
             data = os.read(self._shared.answers[0], BOXES * _ANSWER.size)
         except BlockingIOError:
             return False
-        for kind, box, task, number, loss in _ANSWER.iter_unpack(data):
+        for kind, box, serial, length in _ANSWER.iter_unpack(data):
             self._boxes.append(box)
+            content = self._shared.take(box, length)
             if kind == FAILED:
-                said = self._shared.take(box, number).decode(errors="replace")
-                error, message, remote = said.split("\0", 2)
+                error, message, remote = content.decode(errors="replace").split("\0", 2)
                 if error == DivergenceError.__name__:
                     raise DivergenceError(message)
                 raise WorkerError(message, remote)
             if kind == TRAIN:
-                self._frames.put(task, self._shared.take(box, number))
-                place, _ = self._waiting.pop(task)
+                self._frames.put(serial, content)
+                place, _ = self._waiting.pop(serial)
                 self._users[place] -= 1
             else:
-                self._verdicts[task] = number, loss
+                self._evaluations[serial] = msgspec.msgpack.decode(content, type=dict[str, float])
         return True
 
     def _check(self) -> None:
-        """Complain if a worker is gone."""
+        """Raise WorkerError if a worker has died."""
         for process in self._processes:
             code = process.exitcode
             if code is not None:
@@ -300,42 +301,43 @@ class Workers:
 
 
 def _work(k: int, shared: _Shared, job: Job, learner: Learner) -> None:
-    """The life of a worker: until the process that forked it is gone, even if nobody says so."""
+    """The main function of a worker: it ends when its parent process does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     os.close(shared.tokens[1])
-    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the process that hands out the work
-        signal.signal(number, signal.SIG_IGN)
+    for interrupt in (signal.SIGINT, signal.SIGTERM):  # the parent process handles them
+        signal.signal(interrupt, signal.SIG_IGN)
     work.set_threads(1)
     learner.prepare()
     trainer = Trainer(job, learner, shared.seconds[k], time.thread_time)  # others may share the core
     versions, model = shared.versions.view(), shared.model.view()
     versions.flags.writeable = model.flags.writeable = False
 
-    def answers(orders: list[Any]) -> Iterator[tuple[int, int, int, int, float]]:
+    def answer(kind: int, box: int, serial: int, content: bytes) -> bytes:
+        shared.put(box, content)
+        return _ANSWER.pack(kind, box, serial, len(content))
+
+    def answers(orders: list[Any]) -> Iterator[bytes]:
         training = [order for order in orders if order[0] == TRAIN]
         try:
             tasks = [
-                assign(job, client, number, version, versions[place])
-                for _, _, client, number, version, place, _ in training
+                assign(job, client, task, version, versions[place])
+                for _, _, client, task, version, place, _ in training
             ]
-            for (_, task, *_, box), frame in zip(training, trainer.train(tasks), strict=True):
-                shared.put(box, frame)
-                yield TRAIN, box, task, len(frame), 0.0
+            for (_, serial, *_, box), frame in zip(training, trainer.train(tasks), strict=True):
+                yield answer(TRAIN, box, serial, frame)
             for kind, chunk, *_, box in orders:
-                if kind == JUDGE:
-                    yield JUDGE, box, chunk, *learner.judge(model, chunk)
+                if kind == EVALUATE:
+                    metrics = msgspec.msgpack.encode(learner.evaluate(model, chunk))
+                    yield answer(EVALUATE, box, chunk, metrics)
         except Exception as error:
-            words = f"{type(error).__name__}\0{sentence(error)}\0{traceback.format_exc()}".encode()[
-                :LAST_WORDS
-            ]
-            box = orders[-1][-1]
-            shared.put(box, words)
-            yield FAILED, box, 0, len(words), 0.0
+            message = f"{type(error).__name__}\0{describe(error)}\0{traceback.format_exc()}"
+            failed.append(True)
+            yield answer(FAILED, orders[-1][-1], 0, message.encode()[:MAX_MESSAGE])
 
-    with contextlib.suppress(OSError):  # nobody listens any more
+    failed: list[bool] = []
+    with contextlib.suppress(OSError):  # the parent process is gone
         while orders := shared.next_orders():
-            said = list(answers(orders))
-            os.write(shared.answers[1], b"".join(_ANSWER.pack(*answer) for answer in said))
-            if shared.hungry[0] or said[-1][0] == FAILED:
+            os.write(shared.answers[1], b"".join(answers(orders)))
+            if shared.hungry[0] or failed:
                 os.write(shared.bell[1], b".")

@@ -29,8 +29,10 @@ ENGINES = ("auto", "kernel", "plain", "compile")
 class Engine(Protocol):
     """Gradients and scores of one model."""
 
+    name: str
+
     def gradient(self, y: Vector, x: Vector, labels: Labels, seed: int) -> tuple[Vector, float]:
-        """The gradient of the mean loss at ``y``, yours to change, and the loss."""
+        """The gradient of the mean loss at ``y``, which the caller may change, and the loss."""
 
     def scores(self, y: Vector, x: Vector) -> Vector:
         """The outputs of the model at ``y``."""
@@ -38,6 +40,8 @@ class Engine(Protocol):
 
 class Kernel:
     """The paper's CNN by hand."""
+
+    name = "kernel"
 
     def __init__(self, module: models.Cnn) -> None:
         self._cnn = cnn.Cnn(module.shape[0], module.shape[1], module.classes, module.dropout)
@@ -53,6 +57,8 @@ class Kernel:
 
 class Torch:
     """PyTorch's autograd; the parameters are views of one flat tensor."""
+
+    name = "plain"
 
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:
         self.module, self.device = module.to(device), torch.device(device)
@@ -98,7 +104,7 @@ class Torch:
         torch._dynamo.mark_dynamic(x, 0)
         self.module.train()
         loss(compiled(x), labels.to(self.device)).backward()  # type: ignore[no-untyped-call]
-        self._compiled = compiled
+        self._compiled, self.name = compiled, "compile"
 
     def _seed(self, seed: int) -> None:
         """What dropout draws from; torch.manual_seed would take longer than a small model's gradient."""
@@ -123,15 +129,15 @@ def loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels)
 
 
-def judge(outputs: Vector, labels: Labels) -> tuple[int, float]:
-    """How many are right, and the sum of the losses."""
+def evaluate(outputs: Vector, labels: Labels) -> dict[str, float]:
+    """Accuracy and loss, each summed over the samples."""
     scores = outputs.astype(np.float64)
     if scores.shape[1] == 1:
         scores = np.concatenate([np.zeros_like(scores), scores], 1)
     top = scores.max(1)
     likelihood = scores[np.arange(len(labels)), labels] - top
     losses = np.log(np.exp(scores - top[:, None]).sum(1)) - likelihood
-    return int((scores.argmax(1) == labels).sum()), float(losses.sum())
+    return {"accuracy": float((scores.argmax(1) == labels).sum()), "loss": float(losses.sum())}
 
 
 def engine(name: str, module: nn.Module, shape: tuple[int, ...], batch: int, device: str = "cpu") -> Engine:
@@ -160,10 +166,10 @@ def compiler() -> str | None:
 
 
 def check_device(device: str) -> None:
-    """Complain unless there is such a device."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    """Raise ConfigError unless the device exists."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind, _, index = device.partition(":")
-    if kind not in there or not (index.isdigit() or ":" not in device):
+    if kind not in available or not (index.isdigit() or ":" not in device):
         raise ConfigError(f"unknown device {device!r}; known are cpu, cuda and mps")
-    if not there[kind]:
+    if not available[kind]:
         raise ConfigError(f"this machine has no {kind} device that PyTorch can use; use the device cpu")

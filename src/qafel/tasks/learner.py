@@ -13,13 +13,13 @@ from qafel.tasks.local import LocalSgd
 from qafel.vectors import Layout, Vector
 
 CHUNK = 64
-"""Held-out samples that are judged at once."""
+"""The number of held-out samples that are evaluated at once."""
 
 
 class Learner:
-    """What the simulator needs of a task: x⁰, deltas, and a verdict on held-out samples.
+    """A learning problem: x⁰, the clients' deltas, and metrics on held-out samples.
 
-    It is made in one process and used in others, which share its memory; ``prepare`` is called in each.
+    It is made in one process and used in forked ones, which share its memory; each calls ``prepare``.
     """
 
     def __init__(
@@ -38,7 +38,9 @@ class Learner:
         self.population, self.sgd, self.clients = population, sgd, population.clients
         self._held_x, self._held_labels = population.held_out(held_out_samples)
         if not len(self._held_labels):
-            raise ConfigError("the data holds out no samples; some are needed to measure the accuracy")
+            raise ConfigError(
+                "the data has no held-out samples, which are needed to evaluate; raise held_out"
+            )
         module = models.model(model, population.shape, population.classes, seed)
         self._module = module
         self.layout: Layout = models.layout(module)
@@ -56,7 +58,7 @@ class Learner:
             torch.set_num_threads(threads)
 
     def _check(self, population: Population) -> None:
-        """Try the model on one sample: better now than in the middle of a run, or in every worker."""
+        """Try the model on one sample, so that errors show before the run starts."""
         import torch
 
         before = [b.clone() for b in self._module.buffers()]
@@ -66,7 +68,9 @@ class Learner:
                 self._engine.gradient(self.x, self._held_x[:1], self._held_labels[:1], 0)
             buffers = [b.clone() for b in self._module.buffers()]
             if not all(map(torch.equal, before, buffers)):
-                raise ConfigError("the model changes its buffers when it is trained, and they are not sent")
+                raise ConfigError(
+                    "the model changes its buffers in training, and buffers are not sent; use GroupNorm"
+                )
         except ConfigError:
             raise
         except Exception as error:
@@ -83,16 +87,16 @@ class Learner:
 
     @property
     def held_out(self) -> int:
-        """How many held-out samples there are."""
+        """The number of held-out samples."""
         return len(self._held_labels)
 
     @property
     def chunks(self) -> int:
-        """Into how many pieces they are cut to be judged."""
+        """The number of parts that the held-out samples are cut into."""
         return -(-self.held_out // CHUNK)
 
     def prepare(self) -> None:
-        """Make this process a worker: one thread, and memory that is kept instead of given back."""
+        """Prepare this process for training: one thread, and an allocator that keeps its memory."""
         import torch
 
         self._threads = torch.get_num_threads()
@@ -100,7 +104,7 @@ class Learner:
         keep_memory()
 
     def release(self) -> None:
-        """Give the threads back to a process that goes on with something else."""
+        """Restore the number of threads."""
         import torch
 
         torch.set_num_threads(self._threads)
@@ -113,16 +117,21 @@ class Learner:
         """y_P − y_0 of a task."""
         return self.sgd.delta(self._engine, *samples, task)
 
-    def judge(self, x: Vector, chunk: int) -> tuple[int, float]:
-        """(how many are right, the sum of the losses) of a piece of the held-out samples."""
-        from qafel.tasks.engines import judge
+    def evaluate(self, x: Vector, chunk: int) -> dict[str, float]:
+        """Metrics of a part of the held-out samples, each summed over its samples."""
+        from qafel.tasks.engines import evaluate
 
         rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
-        return judge(self._engine.scores(x, self._held_x[rows]), self._held_labels[rows])
+        return evaluate(self._engine.scores(x, self._held_x[rows]), self._held_labels[rows])
+
+    @property
+    def engine_name(self) -> str:
+        """The engine in use: ``kernel``, ``compile`` or ``plain``."""
+        return self._engine.name
 
 
 def keep_memory() -> None:
-    """Let malloc keep large blocks: fresh pages for every tensor cost a third of the time."""
+    """Let malloc keep large blocks: new pages for every tensor cost a third of the time."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):

@@ -71,7 +71,7 @@ class LocalSgd(msgspec.Struct, frozen=True):
             if not (np.isfinite(loss) and is_finite(g)):
                 raise DivergenceError(
                     f"the model's loss or gradient is not finite on client {task.client} "
-                    f"(task {task.number}, version {task.version}); lower local_rate or server_rate, "
+                    f"(task {task.task}, version {task.version}); lower local_rate or server_rate, "
                     "or look at the model and the data"
                 )
             if self.weight_decay:

@@ -1,22 +1,23 @@
-"""The settings of what is learned and how: one flat list of names, the same in a TOML file, after ``--set``
-and in Python. The simulator adds a clock, the federation adds its leases.
+"""The settings of a run: one flat list of names, the same in a TOML file, after ``--set`` and in Python.
+
+``Learning`` has what is learned, how, and for how long; the simulator adds its clock, the federation its
+leases.
 """
 
 import difflib
 import json
 import math
-import os
 import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
 
-from qafel.config import ALGORITHMS, CLIENT_QUANTIZER, SERVER_QUANTIZER, SMALL_MODEL, Job, algorithm
+from qafel.config import ALGORITHMS, MOMENTUM, Job, algorithm
 from qafel.errors import ConfigError
 from qafel.vectors import Layout
 
@@ -37,6 +38,18 @@ COUNTS = (
     "byte_budget",
 )
 
+JOB = (
+    "client_quantizer",
+    "server_quantizer",
+    "buffer_size",
+    "server_rate",
+    "momentum",
+    "staleness_weight",
+    "max_staleness",
+    "seed",
+)
+"""The settings that are fields of Job, too."""
+
 S = TypeVar("S", bound="Learning")
 
 
@@ -50,21 +63,21 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """``cnn``, ``logistic``, ``softmax``, ``mlp``, ``resnet18``, ``module:factory``."""
     partition: str = "natural"
     clients: int | None = None
-    """How many; what the data and the partition say when left out."""
+    """The number of clients; by default that of the data and the partition."""
     held_out: float = 0.2
-    """The share of users (or samples) that nobody trains on."""
+    """The share of users (or samples) that is not trained on."""
     local_rate: float = 0.01
     """Local learning rate, η_ℓ."""
     batch_size: int = 32
     epochs: int = 1
     steps: int | None = None
-    """Local steps, P; ``epochs`` passes over the client's data when left out."""
+    """P: local steps; by default ``epochs`` passes over the client's data."""
     local_momentum: float = 0.0
     weight_decay: float = 0.0
     prox: float = 0.0
     """μ of FedProx: adds μ·(y − y_0) to the gradient."""
     engine: str = "auto"
-    """``plain``, ``compile``, ``kernel`` (the cnn); ``auto`` takes the kernel where there is one."""
+    """``plain``, ``compile``, ``kernel`` (for the cnn); ``auto`` is the kernel for the cnn, else plain."""
     device: str = "cpu"
 
     # how it is learned: fields of Job
@@ -73,23 +86,25 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     server_quantizer: str | None = None
     buffer_size: int | None = None
     server_rate: float = 1.0
-    momentum: float = 0.3
+    momentum: float = MOMENTUM
     staleness_weight: str | None = None
     max_staleness: int | None = None
+    downlink: Literal["broadcast", "catch-up"] = "broadcast"
+    """Clients get every increment, or fetch what they missed when they start a task."""
 
-    # how long, and what is looked at
+    # how long, and how it is evaluated
     uploads: int = 10_000
     target: float | None = None
     """Stop when the smoothed accuracy reaches this."""
     byte_budget: int | None = None
-    """Stop when so many bytes went up and down."""
+    """Stop when this many bytes went up and down."""
     time_limit: float | None = None
     """Stop at this time: virtual in a simulation, in seconds in a federation."""
     evaluate_every: int = 250
     held_out_samples: int = 1000
-    """At most so many held-out samples are looked at."""
+    """Evaluate on at most this many held-out samples."""
     smoothing: int = 3
-    """The smoothed accuracy is the median of so many evaluations."""
+    """Smoothed metrics are medians over this many evaluations."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -98,31 +113,31 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("data", "model"):
             value = getattr(self, name)
             if not isinstance(value, str) and (not callable(value) or hasattr(value, "parameters")):
-                raise ConfigError(f"{name} must be text or a function that makes it, not {value!r:.60}")
+                raise ConfigError(f"{name} must be text or a function that makes it, got {value!r:.60}")
         for name in COUNTS:
             value = getattr(self, name, None)
             if value is not None and not 1 <= value < 1 << 40:
-                raise ConfigError(f"{name} must be at least 1 and below 2⁴⁰, not {value}")
+                raise ConfigError(f"{name} must be at least 1 and below 2⁴⁰, got {value}")
         if self.time_limit is not None and not 0 < self.time_limit < math.inf:
-            raise ConfigError(f"time_limit must be positive and finite, not {self.time_limit}")
+            raise ConfigError(f"time_limit must be positive and finite, got {self.time_limit}")
         if self.target is not None and not 0 < self.target <= 1:
-            raise ConfigError(f"target must be an accuracy between 0 and 1, not {self.target}")
+            raise ConfigError(f"target must be an accuracy between 0 and 1, got {self.target}")
         self.job(1)
 
     def job(self, size: int, layout: Layout | None = None) -> Job:
         """The job that server and clients agree on."""
-        named = ("client_quantizer", "server_quantizer", "buffer_size", "staleness_weight", "max_staleness")
-        chosen = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
-        if self.algorithm == "qafel" and size >= SMALL_MODEL:
-            chosen = {"client_quantizer": CLIENT_QUANTIZER, "server_quantizer": SERVER_QUANTIZER} | chosen
-        rates = {"server_rate": self.server_rate, "momentum": self.momentum, "seed": self.seed}
-        return algorithm(self.algorithm, size=size, layout=layout, **rates, **chosen)
+        chosen = {name: getattr(self, name) for name in JOB if getattr(self, name) is not None}
+        return algorithm(self.algorithm, size=size, layout=layout, **chosen)
+
+    def resolved(self, job: Job, **values: Any) -> Self:
+        """The same settings with every value that was left open: the job's, and ``values`` of the driver."""
+        return msgspec.structs.replace(self, **{name: getattr(job, name) for name in JOB}, **values)
 
     def population(self) -> "Population":
         """The clients and their data."""
         from qafel.tasks.data import population
 
-        found = population(
+        clients = population(
             self.data,
             partition=self.partition,
             clients=self.clients,
@@ -130,12 +145,12 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             seed=self.seed,
         )
         buffer_size = self.job(1).buffer_size
-        if buffer_size > found.clients:
+        if buffer_size > clients.clients:
             raise ConfigError(
-                f"buffer_size (K) is {buffer_size}, larger than the population of {found.clients} "
+                f"buffer_size (K) is {buffer_size}, larger than the population of {clients.clients} "
                 "clients; lower it"
             )
-        return found
+        return clients
 
     def learner(self) -> "Learner":
         """What is learned, ready to train."""
@@ -162,24 +177,25 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def to_toml(self) -> str:
-        """The settings as a TOML file; a function is named by where it can be imported from."""
-        lines = []
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None:
-                lines.append(f"{name} = {json.dumps(named(value), ensure_ascii=False)}")
+        """The settings as a TOML file, without those that are None."""
+        values = {name: value for name, value in self.values().items() if value is not None}
+        lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
         return "\n".join(lines) + "\n"
+
+    def values(self) -> dict[str, Any]:
+        """All settings by name; a function is named by where it can be imported from."""
+        return {name: named(getattr(self, name)) for name in self.__struct_fields__}
 
 
 def named(value: Any) -> Any:
-    """A function by where it can be imported from; anything else as it is."""
+    """The import path of a function; any other value as it is."""
     if not callable(value):
         return value
     return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__name__)}"
 
 
 def checked(kind: type[S], values: Mapping[str, Any], where: str = "the settings") -> S:
-    """Settings from names and values, or one sentence that says what is wrong, and where."""
+    """Settings from names and values; ConfigError says what is wrong, and where."""
     for name in values:
         if name not in kind.__struct_fields__:
             raise unknown("setting", name, kind.__struct_fields__, where)
@@ -191,7 +207,7 @@ def checked(kind: type[S], values: Mapping[str, Any], where: str = "the settings
         try:
             converted[name] = msgspec.convert(value, hints[name], strict=True)
         except msgspec.ValidationError:
-            raise ConfigError(f"{name} in {where} must be {_kind(hints[name])}, not {value!r}") from None
+            raise ConfigError(f"{name} in {where} must be {_kind(hints[name])}, got {value!r}") from None
     return kind(**converted)
 
 
@@ -209,13 +225,13 @@ def read_file(kind: type[S], path: Path | None, changes: Iterable[str] = ()) -> 
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
-            raise ConfigError(f"--set takes key=value, not {change!r}")
+            raise ConfigError(f"--set takes key=value, got {change!r}")
         values[name.strip()] = parse(text.strip())
     return checked(kind, values, "--set" if path is None else f"{path} or --set")
 
 
 def parse(text: str) -> Any:
-    """A value as TOML would read it; what is not TOML is text, and ``none`` leaves the setting out."""
+    """A value in TOML syntax; anything else is text, and ``none`` is None."""
     if text.lower() == "none":
         return None
     try:
@@ -225,7 +241,7 @@ def parse(text: str) -> Any:
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
-    """The sentence about a name that does not exist, with the nearest that does."""
+    """The error for a name that does not exist, with the nearest one that does."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
@@ -233,14 +249,9 @@ def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> Conf
 
 
 def _kind(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
     if isinstance(hint, types.UnionType):
         return " or ".join(_kind(part) for part in typing.get_args(hint) if part is not type(None))
     return names.get(hint, str(hint))
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

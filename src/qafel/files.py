@@ -1,0 +1,40 @@
+"""Files that are written whole or not at all, and the one format of JSON files."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qafel.records import finite
+
+
+def write(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
+    """Write a file atomically, with these permissions; ``sync`` waits until it is on the disk.
+
+    The bytes go to ``NAME.part`` beside the file, which then replaces it: a reader sees the old file or the
+    new one, never a part.
+    """
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def to_json(value: Any) -> bytes:
+    """Indented JSON; numbers that JSON does not have become null."""
+    encoded = msgspec.json.encode(finite(msgspec.to_builtins(value)))
+    return msgspec.json.format(encoded, indent=1) + b"\n"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically."""
+    write(path, to_json(value), sync=False)

@@ -1,0 +1,234 @@
+"""The tracker of a run: what was sent and measured so far, and whether the run has ended.
+
+Every driver holds one and feeds it events:
+
+    advance(now)              time passes
+    received(bytes, events)   the server processed an upload
+    downloaded(bytes)         a client fetched frames, where increments are not broadcast
+    evaluated(metrics)        the model was measured on held-out samples
+
+The first stop condition that is met sets ``reason``: the target, the number of uploads, the byte budget, or
+the time limit. Metrics have names; ``loss`` must stay finite, and the target is about the smoothed
+``accuracy``.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from qafel.errors import ConfigError, DivergenceError
+from qafel.hidden import digest
+from qafel.runs.folder import RunFolder
+from qafel.runs.result import Point, Summary
+from qafel.server import Accepted, Event, Server, Stepped
+from qafel.tasks.settings import Learning
+
+TARGET = "accuracy"
+"""The metric that a target is about."""
+
+
+class Totals(msgspec.Struct, array_like=True):
+    """Everything that a tracker counts; part of a checkpoint."""
+
+    uploads: int = 0
+    version: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    """Each increment once where they are broadcast, otherwise what clients downloaded."""
+    lost: int = 0
+    turned_away: int = 0
+    in_flight: int = 0
+    peak: int = 0
+    time: float = 0.0
+    area: float = 0.0
+    """Tasks in flight, integrated over time."""
+    residual: float = 0.0
+    """‖x − x̂‖ after the newest step."""
+    reason: str | None = None
+    """Why the run ended; None while it goes on."""
+    staleness: dict[int, int] = {}
+    """How many accepted updates had each staleness."""
+    points: list[Point] = []
+
+
+class Tracker:
+    """Follows one run under its settings; ``folder``, if there is one, gets a line for each evaluation."""
+
+    def __init__(self, settings: Learning, folder: RunFolder | None = None) -> None:
+        self.settings, self.folder = settings, folder
+        self.totals = Totals()
+
+    @property
+    def points(self) -> list[Point]:
+        """The evaluations so far."""
+        return self.totals.points
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run ended; None while it goes on."""
+        return self.totals.reason
+
+    def end(self, reason: str) -> None:
+        """End the run for a reason, unless it has ended."""
+        self.totals.reason = self.totals.reason or reason
+
+    @property
+    def mean_staleness(self) -> float:
+        """The mean staleness of the accepted updates."""
+        counts = self.totals.staleness
+        return sum(tau * n for tau, n in counts.items()) / max(1, sum(counts.values()))
+
+    def advance(self, now: float) -> None:
+        """Move the clock to ``now``, but not past the time limit, which ends the run."""
+        totals, limit = self.totals, self.settings.time_limit
+        moment = now if limit is None else min(now, limit)
+        if moment > totals.time:
+            totals.area += totals.in_flight * (moment - totals.time)
+            totals.peak = max(totals.peak, totals.in_flight)
+        totals.time = moment
+        if limit is not None and now >= limit:
+            self.end("time limit")
+
+    def received(self, size: int, events: Iterable[Event], *, counts: bool = True) -> None:
+        """Account for an upload of ``size`` bytes and the server's events; ``counts``: it is an update."""
+        totals, settings = self.totals, self.settings
+        totals.uploads += counts
+        totals.bytes_up += size
+        for event in events:
+            if isinstance(event, Accepted):
+                totals.staleness[event.staleness] = totals.staleness.get(event.staleness, 0) + 1
+            elif isinstance(event, Stepped):
+                totals.version, totals.residual = event.version, event.residual
+                if settings.downlink == "broadcast":
+                    totals.bytes_down += len(event.frame)
+        if totals.uploads >= settings.uploads:
+            self.end("uploads")
+        budget = settings.byte_budget
+        if budget is not None and totals.bytes_up + totals.bytes_down >= budget:
+            self.end("byte budget")
+
+    def downloaded(self, size: int) -> None:
+        """Account for frames that a client fetched, where increments are not broadcast."""
+        if self.settings.downlink != "broadcast":
+            self.totals.bytes_down += size
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the model must be evaluated now."""
+        totals = self.totals
+        last = totals.points[-1].uploads if totals.points else -1
+        due = totals.uploads % self.settings.evaluate_every == 0 or totals.reason is not None
+        return due and last < totals.uploads
+
+    def evaluated(self, metrics: Mapping[str, float]) -> Point:
+        """Record an evaluation; a target that is reached ends the run, a loss that is not finite raises."""
+        totals, settings = self.totals, self.settings
+        loss = metrics.get("loss", 0.0)
+        if not math.isfinite(loss):
+            raise DivergenceError(
+                f"training diverged: the loss on the held-out samples is {loss} after {totals.uploads} "
+                "uploads; lower local_rate or server_rate, or check the model and the data"
+            )
+        recent = totals.points[1 - settings.smoothing :] if settings.smoothing > 1 else []
+        point = Point(
+            uploads=totals.uploads,
+            version=totals.version,
+            time=totals.time,
+            metrics=dict(metrics),
+            smoothed={
+                name: statistics.median([*(point.metrics[name] for point in recent), value])
+                for name, value in metrics.items()
+            },
+            bytes_up=totals.bytes_up,
+            bytes_down=totals.bytes_down,
+            staleness=self.mean_staleness,
+            in_flight=totals.in_flight,
+            residual=totals.residual,
+        )
+        totals.points.append(point)
+        if self.folder is not None:
+            self.folder.append(point)
+        if len(totals.points) > settings.smoothing and reached([point], settings.target):
+            totals.reason = "target"
+        return point
+
+    def summary(
+        self,
+        server: Server,
+        *,
+        clients: int,
+        workers: int,
+        seconds: Mapping[str, float],
+        provenance: dict[str, Any],
+    ) -> Summary:
+        """The totals of a run that has ended."""
+        totals, settings, job = self.totals, self.settings, server.job
+        last = totals.points[-1] if totals.points else None
+        first = reached(totals.points[settings.smoothing :], settings.target)
+        costs = ("uploads", "bytes_up", "bytes_down", "time")
+        return Summary(
+            algorithm=settings.algorithm,
+            client_quantizer=job.client_quantizer,
+            server_quantizer=job.server_quantizer,
+            reason=totals.reason or "stopped",
+            uploads=totals.uploads,
+            version=server.version,
+            time=totals.time,
+            metrics=last.metrics if last else {},
+            smoothed=last.smoothed if last else {},
+            bytes_up=totals.bytes_up,
+            bytes_down=totals.bytes_down,
+            downlink=settings.downlink,
+            clients=clients,
+            size=job.size,
+            staleness={
+                "mean": self.mean_staleness,
+                "max": max(totals.staleness, default=0),
+                "histogram": {str(tau): n for tau, n in sorted(totals.staleness.items())},
+            },
+            concurrency={
+                "mean": totals.area / totals.time if totals.time else 0.0,
+                "max": float(totals.peak),
+            },
+            rejected=dict(server.rejections),
+            lost=totals.lost,
+            turned_away=totals.turned_away,
+            target={name: getattr(first, name) for name in costs} if first else None,
+            seconds={name: round(value, 4) for name, value in seconds.items()},
+            workers=workers,
+            digest=model_digest(server),
+            settings=settings.values(),
+            provenance=provenance,
+        )
+
+
+def reached(points: Sequence[Point], target: float | None) -> Point | None:
+    """The first point whose smoothed accuracy is at least ``target``."""
+    if target is None:
+        return None
+    for point in points:
+        if TARGET not in point.smoothed:
+            raise ConfigError(
+                f"a target needs the metric {TARGET}; the evaluation has {list(point.smoothed)}"
+            )
+        if point.smoothed[TARGET] >= target:
+            return point
+    return None
+
+
+def mean_metrics(parts: Iterable[Mapping[str, float]], count: int) -> dict[str, float]:
+    """The means over ``count`` samples from sums over parts of them."""
+    sums: Counter[str] = Counter()
+    for part in parts:
+        for name, value in part.items():
+            sums[name] += value  # type: ignore[assignment]
+    return {name: value / count for name, value in sums.items()}
+
+
+def model_digest(server: Server) -> str:
+    """The digests of x and of x̂: equal for equal models and hidden states, to the bit."""
+    return f"{digest(server.x, server.version):016x}{server.hidden.digest:016x}"
