@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qafel.sim import Clock
+from qafel.sim import Settings
 from qafel.streams import generator
 
 BLOCK = 8192
@@ -38,18 +38,16 @@ class Stream:
 
 
 def walk(
-    clock: Clock,
+    clock: Settings,
     clients: int,
-    buffer_size: int,
-    max_staleness: int | None = None,
-    seed: int = 0,
     *,
     download: Callable[[int, int], float] = lambda client, version: 0.0,
-    upload: Callable[[int], float] = lambda task: 0.0,
+    upload: Callable[[int], float] = lambda serial: 0.0,
     broadcast: Callable[[int], float] | None = None,
 ) -> Iterator[Row]:
-    """Events (kind, time, task, client, number, version or staleness), for ever."""
-    mode = clock.arrivals
+    """Events (kind, time, serial, client, task, version or staleness), for ever."""
+    mode, seed, max_staleness = clock.arrival_process, clock.seed, clock.max_staleness
+    buffer_size = clock.buffer_size or 10
     duration = Stream(lambda b: _durations(clock.duration, generator(seed, "durations", b)))
     dropout = Stream(lambda b: generator(seed, "dropouts", b).random(BLOCK))
     chosen = Stream(lambda b: generator(seed, "clients", b).integers(0, clients, BLOCK))

@@ -19,7 +19,7 @@ def step(x: Vector, client: int, rng: np.random.Generator) -> Vector:
 
 
 class Quadratic:
-    """Clients pull x towards their optimum; the verdict counts coordinates near the middle one."""
+    """Clients pull x towards their optimum; accuracy is the share of coordinates near the middle one."""
 
     def __init__(self, clients: int = 7, size: int = SIZE) -> None:
         self.fingerprint = 0
@@ -37,6 +37,7 @@ class Quadratic:
     def delta(self, task: Task, samples: Any) -> Vector:
         return step(task.x, samples, task.generator())
 
-    def judge(self, x: Vector, chunk: int) -> tuple[int, float]:
+    def evaluate(self, x: Vector, chunk: int) -> dict[str, float]:
         half = np.array_split(x - np.linspace(-1, 1, x.size, dtype=np.float32), 2)[chunk]
-        return int((np.abs(half) < 0.5).sum()), float(np.square(half, dtype=np.float64).sum())
+        near = float((np.abs(half) < 0.5).sum())
+        return {"accuracy": near, "loss": float(np.square(half, dtype=np.float64).sum())}

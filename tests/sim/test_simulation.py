@@ -57,26 +57,23 @@ def test_a_run_equals_the_slow_twin_to_the_bit(clock: dict[str, Any], live: bool
     queue: list[Any] = []
     upload_bytes, increment_bytes = _sizes(real)
     events = timeline_twin.walk(
-        real.settings.clock(),
+        real.settings,
         7,
-        4,
-        job.max_staleness,
-        5,
-        upload=lambda task: upload_bytes / 2e3,
+        upload=lambda serial: upload_bytes / 2e3,
         broadcast=(lambda version: increment_bytes[version - 1] / 5e3) if live else None,
     )
     reports = 0
-    for kind, _, task, client, number, version in events:
+    for kind, _, serial, client, task, version in events:
         if kind == "start":
-            seed = derive(5, "task", client, number)
+            seed = derive(5, "task", client, task)
             delta = step(hidden, client, generator(seed, "train"))
-            frames[task] = QUANTIZERS[spec](delta, derive(seed, "update"))
+            frames[serial] = QUANTIZERS[spec](delta, derive(seed, "update"))
         elif kind == "deliver":
             hidden = hidden + queue.pop(0)
         elif kind == "report":
             reports += 1
             if job.max_staleness is None or version <= job.max_staleness:
-                q = server.receive(frames.pop(task), server.version - version)
+                q = server.receive(frames.pop(serial), server.version - version)
                 if q is not None and live:
                     queue.append(q)
                 elif q is not None:
@@ -90,25 +87,25 @@ def test_a_run_equals_the_slow_twin_to_the_bit(clock: dict[str, Any], live: bool
 
 def _sizes(real: Simulation) -> tuple[int, list[int]]:
     """Bytes of an update, and of each increment, from a second run that listens."""
-    found: list[int] = []
+    sizes: list[int] = []
     again = Simulation(real.settings, Quadratic(), workers=1)
     stepped = again._stepped
 
     def listen(step: Any) -> None:
-        found.append(len(step.frame))
+        sizes.append(len(step.frame))
         stepped(step)
 
     again._stepped = listen  # type: ignore[method-assign]
     again.run()
-    return real.bytes_up // real.uploads, found
+    totals = real.tracker.totals
+    return totals.bytes_up // totals.uploads, sizes
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_any_number_of_workers_gives_the_same_bytes(clock: dict[str, Any]) -> None:
     runs = [run(workers, **clock) for workers in (1, 2, 3)]
     assert len({r.digest for r in runs}) == 1
-    assert runs[0].points == runs[1].points == runs[2].points
-    assert len({(r.bytes_up, r.bytes_down, r.time) for r in runs}) == 1
+    assert runs[0].tracker.totals == runs[1].tracker.totals == runs[2].tracker.totals
 
 
 @pytest.mark.parametrize("engine", ["kernel", "plain"])
@@ -146,7 +143,7 @@ def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_bytes(
 
     folder = RunFolder.create(tmp_path / "cut", settings.to_toml())
     first = Simulation(settings, Quadratic(), workers=workers, folder=folder)
-    first._progress = lambda run: setattr(run, "_stop", run.uploads >= cut)
+    first._progress = lambda run: setattr(run, "_stop", run.tracker.totals.uploads >= cut)
     first.run()
     assert first.stopped
     saved = folder.checkpoint()
@@ -158,7 +155,7 @@ def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_bytes(
     whole.close()
     assert second.digest == uninterrupted.digest
     assert folder.metrics.read_bytes() == whole.metrics.read_bytes()
-    assert second.staleness == uninterrupted.staleness
+    assert second.tracker.totals == uninterrupted.tracker.totals
 
 
 def test_a_run_that_ended_but_was_not_written_down_is_resumed_to_its_end(tmp_path: Path) -> None:
@@ -172,8 +169,8 @@ def test_a_run_that_ended_but_was_not_written_down_is_resumed_to_its_end(tmp_pat
     second.resume(saved)
     second.run()
     folder.close()
-    assert (second.reason, second.uploads, second.digest) == ("uploads", 100, first.digest)
-    assert second.points == first.points
+    assert (second.tracker.reason, second.digest) == ("uploads", first.digest)
+    assert second.tracker.totals == first.tracker.totals
 
 
 def test_checkpoints_in_the_middle_change_nothing(tmp_path: Path) -> None:
@@ -203,45 +200,45 @@ def test_bytes_down_of_clients_that_catch_up_are_what_the_server_would_send() ->
 
     simulation._download = listen  # type: ignore[method-assign]
     simulation.run()
-    assert simulation.bytes_down == total > 0
+    assert simulation.tracker.totals.bytes_down == total > 0
 
 
 def test_bandwidth_makes_time_of_bytes() -> None:
-    fast, slow = run(rate=10.0), run(rate=10.0, up_bandwidth=100.0)
+    fast, slow = (run(rate=10.0, **link).tracker.totals for link in ({}, {"up_bandwidth": 100.0}))
     size = slow.bytes_up / slow.uploads
     assert slow.in_flight > fast.in_flight
     assert slow.area / slow.time - fast.area / fast.time == pytest.approx(10 * size / 100, rel=0.2)
 
 
 def test_stops_at_a_target_a_byte_budget_or_a_time_limit() -> None:
-    assert run(uploads=10_000, target=0.9).reason == "target"
-    budget = run(uploads=10_000, byte_budget=20_000)
+    assert run(uploads=10_000, target=0.9).tracker.reason == "target"
+    budget = run(uploads=10_000, byte_budget=20_000).tracker.totals
     assert budget.reason == "byte budget"
     assert 20_000 <= budget.bytes_up + budget.bytes_down < 21_000
-    limited = run(uploads=10_000, time_limit=1.5)
+    limited = run(uploads=10_000, time_limit=1.5).tracker.totals
     assert limited.reason == "time limit"
     assert limited.uploads < 200
 
 
 def test_the_target_is_held_against_the_median_of_three() -> None:
     class Lucky(Quadratic):
-        def judge(self, x: Any, chunk: int) -> tuple[int, float]:
+        def evaluate(self, x: Any, chunk: int) -> dict[str, float]:
             Lucky.calls += chunk
-            return (150 if Lucky.calls == 5 else 0), 0.0  # one lucky evaluation
+            return {"accuracy": 150.0 if Lucky.calls == 5 else 0.0}  # one lucky evaluation
 
         calls = 0
 
-    assert run(learner=Lucky(), evaluate_every=10, target=0.9).reason == "uploads"
+    assert run(learner=Lucky(), evaluate_every=10, target=0.9).tracker.reason == "uploads"
 
 
 def test_fedavg_is_synchronous_and_all_algorithms_run() -> None:
-    found = {}
+    totals = {}
     for name in ("qafel", "fedbuff", "fedasync", "fedavg", "naive"):
-        found[name] = run(algorithm=name, buffer_size=None if name == "fedasync" else 4)
-    assert set(found["fedavg"].staleness) == {0}
-    assert found["fedasync"].server.version == 200
-    assert found["fedbuff"].bytes_up > 4 * found["qafel"].bytes_up
-    assert found["fedavg"].time > found["fedbuff"].time
+        totals[name] = run(algorithm=name, buffer_size=None if name == "fedasync" else 4).tracker.totals
+    assert set(totals["fedavg"].staleness) == {0}
+    assert totals["fedasync"].version == 200
+    assert totals["fedbuff"].bytes_up > 4 * totals["qafel"].bytes_up
+    assert totals["fedavg"].time > totals["fedbuff"].time
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
@@ -289,11 +286,11 @@ def test_a_dead_worker_is_noticed(tmp_path: Path) -> None:
     import os
     import signal
 
-    from qafel.sim.pool import WorkerError
+    from qafel import WorkerError
 
     class Deadly(Quadratic):
         def delta(self, task: Any, samples: Any) -> Any:
-            if task.number > 5:
+            if task.task > 5:
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().delta(task, samples)
 
@@ -302,7 +299,7 @@ def test_a_dead_worker_is_noticed(tmp_path: Path) -> None:
 
 
 def test_an_error_in_local_training_is_one_sentence_with_its_traceback_kept() -> None:
-    from qafel.sim.pool import WorkerError
+    from qafel import WorkerError
 
     class Faulty(Quadratic):
         def delta(self, task: Any, samples: Any) -> Any:
@@ -316,7 +313,7 @@ def test_an_error_in_local_training_is_one_sentence_with_its_traceback_kept() ->
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("kind", [ValueError, FileNotFoundError, KeyError])
 def test_whatever_a_users_code_raises_is_one_sentence(workers: int, kind: type[Exception]) -> None:
-    from qafel.sim.pool import WorkerError
+    from qafel import WorkerError
 
     class Faulty(Quadratic):
         def delta(self, task: Any, samples: Any) -> Any:
@@ -341,7 +338,7 @@ def test_a_run_stopped_in_python_is_resumed_and_read_in_the_same_process(tmp_pat
     threads = torch.get_num_threads()
     whole = simulate(**shared)
     with pytest.raises(sim.Stopped, match="--resume"):
-        simulate(out=tmp_path / "run", progress=lambda r: setattr(r, "_stop", r.uploads >= 20), **shared)
+        simulate(out=tmp_path / "run", progress=lambda r: setattr(r, "_stop", r.tracker.totals.uploads >= 20), **shared)
     result = sim.resume(str(tmp_path / "run"), workers=1)
     assert result.summary.digest == whole.summary.digest
     assert torch.get_num_threads() == threads
@@ -357,7 +354,7 @@ def test_frames_that_were_lost_are_noticed_when_a_run_is_resumed(tmp_path: Path)
     folder = RunFolder.create(tmp_path / "run", settings.to_toml())
     first = Simulation(settings, Quadratic(), workers=1, folder=folder)
     first.frames._budget = 0
-    first._progress = lambda run: setattr(run, "_stop", run.uploads >= 50)
+    first._progress = lambda run: setattr(run, "_stop", run.tracker.totals.uploads >= 50)
     first.run()
     saved = folder.checkpoint()
     assert saved is not None
@@ -369,7 +366,7 @@ def test_frames_that_were_lost_are_noticed_when_a_run_is_resumed(tmp_path: Path)
     folder.frames.unlink()
     third = Simulation(settings, Quadratic(), workers=1, folder=folder)
     third.resume(saved)
-    with pytest.raises(StateError, match="not what it was"):
+    with pytest.raises(StateError, match="has changed since"):
         third.run()
     folder.close()
 
