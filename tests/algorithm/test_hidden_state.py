@@ -42,7 +42,9 @@ def step(server: Server, client: Client, rng: np.random.Generator) -> bytes:
 
 def catch_up(server: Server, client: Client) -> list[bytes]:
     frames = server.catch_up(client.held, client.digest)
-    assert server.catch_up_bytes(client.held) == sum(map(len, frames)) or client.digest != server.hidden.digest
+    assert (
+        server.catch_up_bytes(client.held) == sum(map(len, frames)) or client.digest != server.hidden.digest
+    )
     for frame in frames:
         client.apply(frame)
     return frames
@@ -135,6 +137,7 @@ def test_a_client_that_missed_five_increments_gets_those_five() -> None:
     for _ in range(5):
         missed.append(step(server, worker, rng))
         worker.apply(missed[-1])
+    assert server.catch_up_bytes(away.held) == sum(map(len, missed))
     assert catch_up(server, away) == missed
     assert np.array_equal(away.hidden.x, server.hidden.x)
     assert catch_up(server, away) == []
@@ -280,7 +283,7 @@ def test_negative_zeros_survive_snapshots_and_saving(server_quantizer: str) -> N
     assert Server.from_state(server.state()).state() == server.state()
 
 
-SIZES = {version: 10 for version in range(5, 10)}
+SIZES = dict.fromkeys(range(5, 10), 10)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,10 @@ def test_everything_that_is_wrong_with_an_update_is_rejected_with_its_reason() -
     assert rejection(server, update(version=1)) == "unknown_version"
     assert rejection(server, update(payload=good.payload[:-4])) == "bad_payload"
     assert rejection(server, update(payload=nan.tobytes())) == "bad_payload"
-    assert rejection(server, wire.encode(server.hidden.snapshot(server.job.id))) in ("unexpected", "malformed")
+    assert rejection(server, wire.encode(server.hidden.snapshot(server.job.id))) in (
+        "unexpected",
+        "malformed",
+    )
     assert isinstance(server.receive(update())[0], Accepted)
     assert rejection(server, update()) == "duplicate"
     for task in range(1, 4):

@@ -61,13 +61,13 @@ def ordered(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
     chosen = plan(count)
     job = chosen.job(SIZE)
     uploads = updates(job, count)
-    fold, increments = untouched(job, chosen, uploads)
+    state, increments = untouched(job, chosen, uploads)
     allowed, sent = fork.Value("q", 30), fork.Value("q", 0)
     at_steps = dict.fromkeys(STEPS, 0)
     at_random = brokers = 0
     with Broker(folder / "broker") as broker:
         publisher = spawn(run_publisher, broker.url, uploads, allowed, sent)
-        listener = spawn(run_listener, broker.url, fold.server.version, folder / "listener", job, 1000)
+        listener = spawn(run_listener, broker.url, state.server.version, folder / "listener", job, 1000)
         for k in range(kills):
             step = STEPS[k // 2 % len(STEPS)]
             planned = k % 2 == 0
@@ -96,9 +96,9 @@ def ordered(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
         server.join(60)
         publisher.kill()
         listener.join(20)
-        found = asyncio.run(stored_increments(broker.url, "chaos", fold.server.version))
+        found = asyncio.run(stored_increments(broker.url, "chaos", state.server.version))
         summary = summary_of(folder / "server")
-    digest = f"{digest_of(fold)}"
+    digest = f"{digest_of(state)}"
     heard = (folder / "listener").read_text(encoding="utf-8") if (folder / "listener").exists() else ""
     return {
         "scenario": "ordered",
@@ -112,12 +112,12 @@ def ordered(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
         "x and x̂ as untouched": summary.get("digest") == digest,
         "increments as untouched": bool(found) and all(increments[v] == data for v, data in found.items()),
         "increments compared": len(found),
-        "listener's x̂ as untouched": heard == f"{fold.server.version} {fold.server.hidden.digest:016x}",
+        "listener's x̂ as untouched": heard == f"{state.server.version} {state.server.hidden.digest:016x}",
         "held": summary.get("digest") == digest
         and summary.get("uploads") == count
         and bool(found)
         and all(increments[v] == data for v, data in found.items())
-        and heard == f"{fold.server.version} {fold.server.hidden.digest:016x}",
+        and heard == f"{state.server.version} {state.server.hidden.digest:016x}",
     }
 
 
@@ -154,7 +154,7 @@ def clients(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
         for member in members:
             member.join(20)
             member.kill()
-        fold, unread = asyncio.run(ledger(broker.url, chosen))
+        state, unread = asyncio.run(ledger(broker.url, chosen))
     summary = summary_of(folder / "server")
     acknowledged = {
         (number, int(line))
@@ -165,7 +165,7 @@ def clients(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
     wanted = f"{summary.get('version')} {str(summary.get('digest'))[16:]}"
     duplicates = summary.get("rejected", {}).get("duplicate", 0)
     others = {why: n for why, n in summary.get("rejected", {}).items() if why != "duplicate"}
-    lost = {task for task in acknowledged - unread if task not in fold.server.seen}
+    lost = {task for task in acknowledged - unread if task not in state.server.seen}
     return {
         "scenario": "clients",
         "kills": sum(counted.values()),
@@ -222,7 +222,7 @@ def paused(folder: Path) -> dict[str, Any]:
     chosen = plan(count)
     job = chosen.job(SIZE)
     uploads = updates(job, count)
-    fold, increments = untouched(job, chosen, uploads)
+    state, increments = untouched(job, chosen, uploads)
     allowed, sent = fork.Value("q", 100), fork.Value("q", 0)
     with Broker(folder / "broker") as broker:
         publisher = spawn(run_publisher, broker.url, uploads, allowed, sent)
@@ -242,7 +242,7 @@ def paused(folder: Path) -> dict[str, Any]:
         allowed.value = len(uploads)
         second.join(60)
         publisher.kill()
-        found = asyncio.run(stored_increments(broker.url, "chaos", fold.server.version))
+        found = asyncio.run(stored_increments(broker.url, "chaos", state.server.version))
     summary = summary_of(folder / "second")
     same = bool(found) and all(increments[v] == data for v, data in found.items())
     return {
@@ -251,11 +251,11 @@ def paused(folder: Path) -> dict[str, Any]:
         "version when it woke": taken,
         "the sleeper's exit code": first.exitcode,
         "increments as untouched": same,
-        "x and x̂ as untouched": summary.get("digest") == digest_of(fold),
+        "x and x̂ as untouched": summary.get("digest") == digest_of(state),
         "held": first.exitcode == FENCED
         and taken >= before + 5
         and same
-        and summary.get("digest") == digest_of(fold),
+        and summary.get("digest") == digest_of(state),
     }
 
 

@@ -22,9 +22,10 @@ from qafel.config import Job
 from qafel.errors import FencedError, QafelError
 from qafel.federation import FederationClient, Plan, Subjects, join, serve
 from qafel.federation.checkpoints import Checkpoints
-from qafel.federation.nats import Connection, patiently
+from qafel.federation.nats import Connection, retry
 from qafel.federation.state import FederationState
 from qafel.runs.folder import RunFolder
+from qafel.runs.tracker import model_digest
 from qafel.server import Stepped
 from qafel.streams import derive, generator
 from qafel.vectors import Vector
@@ -85,14 +86,14 @@ def untouched(
     job: Job, chosen: Plan, uploads: list[tuple[int, bytes]]
 ) -> tuple[FederationState, dict[int, bytes]]:
     """Where a run ends that nobody touched, and its increments."""
-    fold, increments = FederationState(chosen, job, start()), {}
+    state, increments = FederationState(chosen, job, start()), {}
     for sequence, (client, frame) in enumerate(uploads, 1):
-        for event in fold.take(sequence, client, frame):
+        for event in state.take(sequence, client, frame):
             if isinstance(event, Stepped):
                 increments[event.version] = event.frame
-        if fold.reason:
+        if state.tracker.reason:
             break
-    return fold, increments
+    return state, increments
 
 
 class Killed:
@@ -154,8 +155,8 @@ def run_publisher(url: str, uploads: list[tuple[int, bytes]], allowed: Any, sent
         for k, (client, frame) in enumerate(uploads):
             while k >= allowed.value:
                 await asyncio.sleep(0.005)
-            subject = link.names.upload(client)
-            await patiently(lambda subject=subject, frame=frame: link.publish(subject, frame, timeout=2))  # type: ignore[misc]
+            subject = link.subjects.upload(client)
+            await retry(lambda subject=subject, frame=frame: link.publish(subject, frame, timeout=2))  # type: ignore[misc]
             sent.value = k + 1
         await link.close()
 
@@ -168,8 +169,8 @@ def run_listener(url: str, until: int, answer: Path, job: Job, client: int) -> N
     async def listen() -> None:
         link = await Connection.open(url, Subjects("chaos"), client, patience=60)
         member = FederationClient(link, job, client, lambda x, task: x)
-        await link.nc.subscribe(link.names.live, cb=member._heard)
-        follow = asyncio.create_task(member._follow())
+        await link.nc.subscribe(link.subjects.live, cb=member._receive)
+        follow = asyncio.create_task(member.follow())
         while member.core.version < until and not follow.done():
             await asyncio.sleep(0.02)
         answer.write_text(f"{member.core.version} {member.core.hidden.digest:016x}", encoding="utf-8")
@@ -184,18 +185,16 @@ async def stored_increments(url: str, name: str, last: int) -> dict[int, bytes]:
     link = await Connection.open(url, Subjects(name), "reader")
     found = {}
     for version in range(1, last + 1):
-        message = await link.get(link.names.increments, version)
+        message = await link.get(link.subjects.increments, version)
         if message is not None:
             found[version] = message.data
     await link.close()
     return found
 
 
-def digest_of(fold: FederationState) -> str:
+def digest_of(state: FederationState) -> str:
     """Subjects x and x̂."""
-    from qafel.hidden import digest
-
-    return f"{digest(fold.server.x, fold.server.version):016x}{fold.server.hidden.digest:016x}"
+    return model_digest(state.server)
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -217,7 +216,7 @@ def run_client(url: str, folder: Path, number: int) -> None:
 
     def journal(event: str, **fields: Any) -> None:
         if event == "acknowledged":
-            os.write(log, f"{fields['number']}\n".encode())
+            os.write(log, f"{fields['task']}\n".encode())
 
     done = join("chaos", url, client=number, train=_train, state=folder / f"client-{number}", journal=journal)
     (folder / f"client-{number}.digest").write_text(f"{done.version} {done.digest}", encoding="utf-8")
@@ -228,16 +227,16 @@ async def ledger(url: str, chosen: Plan) -> tuple[FederationState, set[tuple[int
     link = await Connection.open(url, Subjects(chosen.name), "reader")
     with tempfile.TemporaryDirectory() as nothing:
         saved = await Checkpoints(link, RunFolder(Path(nothing))).load(limit=1 << 30)
-    fold = FederationState.from_state(chosen, chosen.job(SIZE), saved[0])
-    found = await link.stream(link.names.uploads)
+    state = FederationState.from_state(chosen, chosen.job(SIZE), saved[0])
+    found = await link.stream(link.subjects.uploads)
     unread = set()
-    for sequence in range(fold.sequence + 1, found["state"]["last_seq"] + 1 if found else 0):
-        message = await link.get(link.names.uploads, sequence)
+    for sequence in range(state.sequence + 1, found["state"]["last_seq"] + 1 if found else 0):
+        message = await link.get(link.subjects.uploads, sequence)
         update = wire.decode(message.data) if message else None
         if isinstance(update, wire.Update):
             unread.add((update.client, update.task))
     await link.close()
-    return fold, unread
+    return state, unread
 
 
 def last_version(url: str) -> int:
@@ -245,7 +244,7 @@ def last_version(url: str) -> int:
 
     async def look() -> int:
         link = await Connection.open(url, Subjects("chaos"), "watcher")
-        found = await link.stream(link.names.increments)
+        found = await link.stream(link.subjects.increments)
         await link.close()
         return int(found["state"]["last_seq"]) if found else 0
 
@@ -255,6 +254,6 @@ def last_version(url: str) -> int:
 async def first_version(url: str) -> int:
     """The oldest version in the broker."""
     link = await Connection.open(url, Subjects("chaos"), "watcher")
-    found = await link.stream(link.names.increments)
+    found = await link.stream(link.subjects.increments)
     await link.close()
     return int(found["state"]["first_seq"]) if found else 0

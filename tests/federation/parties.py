@@ -84,17 +84,17 @@ async def link(url: str, who: int | str = "test", name: str = "t", **options: An
 async def publish(url: str, uploads: list[tuple[int, bytes]]) -> None:
     """Uploads in order, once the server is there."""
     async with await link(url) as one:
-        while await one.stream(one.names.uploads) is None:
+        while await one.stream(one.subjects.uploads) is None:
             await asyncio.sleep(0.02)
         for client, frame in uploads:
-            await one.publish(one.names.upload(client), frame)
+            await one.publish(one.subjects.upload(client), frame)
 
 
 async def version(url: str, wanted: int) -> None:
     """Until the broker has this version."""
     async with await link(url) as one:
         while True:
-            found = await one.stream(one.names.increments)
+            found = await one.stream(one.subjects.increments)
             if found is not None and found["state"]["last_seq"] >= wanted:
                 return
             await asyncio.sleep(0.02)
@@ -104,8 +104,8 @@ async def caught_up(url: str, job: Job, client: int, state: Path | None = None) 
     """A client that has caught up, and its counts."""
     async with await link(url, client) as one:
         member = FederationClient(one, job, client, lambda x, task: x, state=state)
-        await member._catch_up()
-        member._save(now=True)
+        await member.catch_up()
+        member.save(now=True)
         return member
 
 

@@ -27,10 +27,11 @@ from qafel.config import Job
 from qafel.errors import ConfigError, StateError
 from qafel.federation import Broker, FederationServer, Plan, join
 from qafel.federation.checkpoints import Checkpoints
-from qafel.federation.objects import Manifest
+from qafel.federation.objects import Manifest, open_store
+from qafel.federation.plan import Welcome
 from qafel.federation.state import FederationState
 from qafel.runs.folder import RunFolder
-from qafel.server import Stepped
+from qafel.server import Server, Stepped
 from qafel.sim import Settings, Simulation
 
 QSGD = "qsgd:4,bucket=256,norm=max"
@@ -43,12 +44,12 @@ def many(job: Job, count: int, clients: int = 5) -> list[tuple[int, bytes]]:
 def folded(
     chosen: Plan, job: Job, uploads: list[tuple[int, bytes]]
 ) -> tuple[FederationState, dict[int, bytes]]:
-    fold, increments = FederationState(chosen, job, start(job.size)), {}
+    state, increments = FederationState(chosen, job, start(job.size)), {}
     for sequence, (client, frame) in enumerate(uploads, 1):
-        for event in fold.take(sequence, client, frame):
+        for event in state.take(sequence, client, frame):
             if isinstance(event, Stepped):
                 increments[event.version] = event.frame
-    return fold, increments
+    return state, increments
 
 
 @pytest.mark.parametrize("algorithm", ["qafel", "fedbuff", "naive"])
@@ -86,14 +87,15 @@ def test_the_simulators_uploads_lead_to_the_simulators_bytes(
     result = ended(serving)
     assert result.summary.digest == simulation.digest
     assert (result.summary.bytes_up, result.summary.bytes_down) == (
-        simulation.bytes_up,
-        simulation.bytes_down,
+        simulation.tracker.totals.bytes_up,
+        simulation.tracker.totals.bytes_down,
     )
-    assert [point.accuracy for point in result.points] == [point.accuracy for point in simulation.points]
+    points = simulation.tracker.points
+    assert [point.metrics for point in result.points] == [point.metrics for point in points]
 
     async def stored() -> dict[int, bytes]:
         async with await link(broker.url) as one:
-            found = [await one.get(one.names.increments, v) for v in increments]
+            found = [await one.get(one.subjects.increments, v) for v in increments]
             return {message.sequence: message.data for message in found if message}
 
     kept = run(stored())
@@ -157,6 +159,42 @@ def test_without_broadcast_clients_fetch_what_they_missed_when_they_start(
     assert fetched < 3 * (4 * SIZE + 100) + 3 * 10 * 1.3 * increment
 
 
+@pytest.mark.parametrize("quantizer", [QSGD, "deadzone:step=1.8", "qsgd:8,bucket=256,norm=max"])
+def test_without_broadcast_no_client_downloads_more_than_a_model_and_a_quarter(
+    broker: Broker, tmp_path: Path, quantizer: str
+) -> None:
+    steps = 24
+    chosen = plan(uploads=4 * steps, downlink="catch-up", server_quantizer=quantizer, client_quantizer=QSGD)
+    job = chosen.job(SIZE)
+    uploads = many(job, chosen.uploads)
+    serving = server(chosen, broker.url, tmp_path / "server")
+    whole, downloads = Server(job, start()).hidden.snapshot_bytes(job.id), []
+    for step in range(steps):
+        run(publish(broker.url, uploads[4 * step : 4 * step + 4]))
+        run(version(broker.url, step + 1))
+        downloads.append(run(caught_up(broker.url, job, 900 + step)))
+        if step % 5 == 4:  # this one was away for five steps
+            downloads.append(run(caught_up(broker.url, job, 900, _folder(tmp_path))))
+    digest = ended(serving).summary.digest[16:]
+    assert f"{downloads[-1].core.hidden.digest:016x}" == digest or downloads[-1].core.version < steps
+    assert f"{run(caught_up(broker.url, job, 999)).core.hidden.digest:016x}" == digest
+    assert max(client.bytes_down for client in downloads) <= 1.25 * whole
+
+
+def test_a_federation_of_another_format_is_refused_in_one_sentence(broker: Broker, tmp_path: Path) -> None:
+    async def write() -> None:
+        async with await link(broker.url) as one:
+            await open_store(one, 1)
+            newer = wire.seal(Welcome.MAGIC, Welcome.FORMAT + 1, b"whatever")
+            await one.publish(one.subjects.public("welcome"), newer)
+
+    run(write())
+    with pytest.raises(ConfigError, match=r"runs another version: .* this version of qafel reads"):
+        join("t", broker.url, client=0, train=lambda x, task: x)
+    with pytest.raises(ConfigError, match="runs another job under the name 't'"):
+        ended(server(plan(), broker.url, tmp_path / "server"))
+
+
 def test_a_client_whose_hidden_state_is_not_the_servers_resyncs(broker: Broker, tmp_path: Path) -> None:
     chosen = plan(uploads=40)
     job = chosen.job(SIZE)
@@ -170,12 +208,12 @@ def test_a_client_whose_hidden_state_is_not_the_servers_resyncs(broker: Broker, 
             from qafel.federation import FederationClient
 
             member = FederationClient(one, job, 7, lambda x, task: x)
-            await member._catch_up()
+            await member.catch_up()
             member.core.hidden._x[0] += 1
             member.core.hidden.digest = member.core.hidden._digest()
             await publish(broker.url, uploads[20:])
             await version(broker.url, 10)
-            await member._catch_up()
+            await member.catch_up()
             return member
 
     member = run(drift())
@@ -203,7 +241,7 @@ def test_frames_beyond_the_payload_limit_travel_in_pieces(tmp_path: Path, quanti
         async def left() -> set[str]:
             async with await link(broker.url) as one:
                 request = b'{"subjects_filter": "qafel.t.chunk.>"}'
-                found = await one.call(f"$JS.API.STREAM.INFO.{one.names.objects}", request)
+                found = await one.call(f"$JS.API.STREAM.INFO.{one.subjects.objects}", request)
                 return {subject.rsplit(".", 1)[0] for subject in found["state"].get("subjects") or {}}
 
         assert len(run(left())) <= done.tasks - 12
@@ -255,7 +293,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(broker: Broker, tmp_pa
     chosen = plan(uploads=40)
     job = chosen.job(SIZE)
     uploads = many(job, 40)
-    fold, _ = folded(chosen, job, uploads)
+    state, _ = folded(chosen, job, uploads)
 
     class EnoughError(Exception):
         pass
@@ -281,14 +319,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(broker: Broker, tmp_pa
             assert len(await store.load(1 << 30)) == 2
             assert store._pointer is not None
             digest = store._pointer.newest.digest
-            await one.publish(one.names.private(f"object.{digest}.0"), b"damaged")
+            await one.publish(one.subjects.private(f"object.{digest}.0"), b"damaged")
             assert len(await store.load(1 << 30)) == 1
 
     run(damage())
     (tmp_path / "server" / "checkpoint.bin").write_bytes(b"damaged too")
     again = server(chosen, broker.url, tmp_path / "server")
     run(publish(broker.url, uploads[24:]))
-    assert ended(again).summary.digest[16:] == f"{fold.server.hidden.digest:016x}"
+    assert ended(again).summary.digest[16:] == f"{state.server.hidden.digest:016x}"
 
 
 def _wait(done: Any) -> None:
@@ -322,9 +360,9 @@ def test_a_checkpoint_that_the_increments_contradict_is_not_believed(broker: Bro
         chosen, broker.url, tmp_path / "server", journal=lambda event, **f: events.append((event, f))
     )
     run(publish(broker.url, uploads[20:]))
-    fold, _ = folded(chosen, job, uploads)
-    assert ended(again).summary.digest[16:] == f"{fold.server.hidden.digest:016x}"
-    assert ("checkpoint refused", {"detail": "the increments say otherwise"}) in events
+    state, _ = folded(chosen, job, uploads)
+    assert ended(again).summary.digest[16:] == f"{state.server.hidden.digest:016x}"
+    assert ("checkpoint refused", {"detail": "it contradicts the increments"}) in events
 
 
 def test_another_job_under_the_same_name_is_refused(broker: Broker, tmp_path: Path) -> None:
@@ -347,7 +385,7 @@ def test_uploads_that_are_gone_without_a_checkpoint_are_said_to_be_gone(
     async def lose() -> None:
         async with await link(broker.url) as one:
             config = {
-                "subjects": [one.names.upload()],
+                "subjects": [one.subjects.upload()],
                 "max_msgs_per_subject": 64,
                 "discard": "new",
                 "discard_new_per_subject": True,
@@ -355,13 +393,13 @@ def test_uploads_that_are_gone_without_a_checkpoint_are_said_to_be_gone(
                 "allow_direct": True,
                 "num_replicas": 1,
             }
-            await one.ensure(one.names.uploads, config)
+            await one.ensure(one.subjects.uploads, config)
             for client, frame in many(job, 6):
-                await one.publish(one.names.upload(client), frame)
-            await one.purge(one.names.uploads, below=4)
+                await one.publish(one.subjects.upload(client), frame)
+            await one.purge(one.subjects.uploads, below=4)
 
     run(lose())
-    with pytest.raises(StateError, match="no uploads before 4"):
+    with pytest.raises(StateError, match="the upload log starts at 4"):
         server(chosen, broker.url, tmp_path / "server").result()
 
 
@@ -376,14 +414,14 @@ def test_orphaned_pieces_are_collected_and_what_is_needed_stays(broker: Broker, 
             folder = RunFolder.create(tmp_path / "server", "")
             coordinator = FederationServer(chosen, job, start(), one, folder)
             await coordinator._prepare()
-            names = one.names
-            roots = [names.chunk(4, "object"), names.public("object"), names.private("object")]
+            subjects = one.subjects
+            roots = [subjects.chunk(4, "object"), subjects.public("object"), subjects.private("object")]
             manifests = [await objects.put(one, root, bytes(300_000)) for root in roots]
             pairs = list(zip(roots, manifests, strict=True))
             found = []
             for _ in range(2):
                 await coordinator._sweep()
-                pieces = [await one.last(names.objects, f"{root}.{m.digest}.0") for root, m in pairs]
+                pieces = [await one.last(subjects.objects, f"{root}.{m.digest}.0") for root, m in pairs]
                 found.append([piece is not None for piece in pieces])
             (tmp_path / "server" / "checkpoint.bin").unlink()
             assert await coordinator._checkpoints.load(1 << 30)

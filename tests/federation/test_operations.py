@@ -18,7 +18,7 @@ from qafel.errors import ConfigError
 from qafel.federation import Broker, Plan, Subjects
 from qafel.federation.broker import free_port
 from qafel.federation.leases import Lease, Leases, Wait
-from qafel.federation.plan import read
+from qafel.federation.plan import read_plan
 from qafel.federation.subjects import owner
 
 
@@ -105,7 +105,7 @@ def test_a_plan_with_a_mistake_gets_one_sentence(tmp_path: Path, text: str, said
     path = tmp_path / "JOB.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
-        read(path)
+        read_plan(path)
 
 
 def qafel(*arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:

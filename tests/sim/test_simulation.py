@@ -204,7 +204,7 @@ def test_bytes_down_of_clients_that_catch_up_are_what_the_server_would_send() ->
 
 
 def test_bandwidth_makes_time_of_bytes() -> None:
-    fast, slow = (run(rate=10.0, **link).tracker.totals for link in ({}, {"up_bandwidth": 100.0}))
+    fast, slow = (run(rate=10.0, up_bandwidth=width).tracker.totals for width in (None, 100.0))
     size = slow.bytes_up / slow.uploads
     assert slow.in_flight > fast.in_flight
     assert slow.area / slow.time - fast.area / fast.time == pytest.approx(10 * size / 100, rel=0.2)
@@ -335,10 +335,18 @@ def test_a_run_stopped_in_python_is_resumed_and_read_in_the_same_process(tmp_pat
         "uploads": 60,
         "workers": 1,
     }
+
+    def stop(run: Simulation) -> None:
+        run._stop = run.tracker.totals.uploads >= 20
+
     threads = torch.get_num_threads()
     whole = simulate(**shared)
     with pytest.raises(sim.Stopped, match="--resume"):
-        simulate(out=tmp_path / "run", progress=lambda r: setattr(r, "_stop", r.tracker.totals.uploads >= 20), **shared)
+        simulate(
+            out=tmp_path / "run",
+            progress=lambda r: setattr(r, "_stop", r.tracker.totals.uploads >= 20),
+            **shared,
+        )
     result = sim.resume(str(tmp_path / "run"), workers=1)
     assert result.summary.digest == whole.summary.digest
     assert torch.get_num_threads() == threads

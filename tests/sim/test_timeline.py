@@ -143,9 +143,7 @@ def test_rounds_have_no_staleness_and_last_as_long_as_their_slowest() -> None:
 
 
 def test_max_staleness_and_drop_outs_are_counted() -> None:
-    chosen = clock(
-        rate=50, dropouts=0.25, slow_fraction=0.5, buffer_size=2, max_staleness=20, uploads=50_000
-    )
+    chosen = clock(rate=50, dropouts=0.25, slow_fraction=0.5, buffer_size=2, max_staleness=20, uploads=50_000)
     result = run_timeline(chosen, clients=100)
     assert len(result.staleness) <= 21
     assert result.rejected > 0

@@ -169,7 +169,7 @@ class FederationClient:
     async def _sync(self) -> bool:
         """Get to the newest snapshot's version as ``catch_up`` decides, then replay; False: try again."""
         pointer, core = await self._pointer(), self.core
-        if pointer is None or (core.in_sync and not await self._confirm(pointer)):
+        if pointer is None:
             return False
         if core.held is None or core.version < pointer.version:
             needed = catch_up(
@@ -182,7 +182,12 @@ class FederationClient:
             if core.held is None or core.version < pointer.version:
                 return False
             self._confirmed_on = self._connection.reconnects
-        return await self._replay()
+        before = core.version
+        if not await self._replay():
+            return False
+        if core.version > before:
+            self._confirmed_on = self._connection.reconnects
+        return await self._confirm(pointer)
 
     async def _apply_snapshot(self, pointer: SnapshotPointer) -> None:
         frame = await self._object(pointer.manifest)
@@ -191,9 +196,9 @@ class FederationClient:
         self.core.apply(frame)
 
     async def _confirm(self, pointer: SnapshotPointer) -> bool:
-        """Check once per connection that the server knows our x̂; if not, drop it and return False."""
+        """Check that the server has our x̂, unless this connection proved it; if not, drop it."""
         core = self.core
-        if self._confirmed_on == self._connection.reconnects or core.version < pointer.version:
+        if self._confirmed_on == self._connection.reconnects:
             return True
         if core.version == pointer.version:
             same = core.hidden.digest == pointer.digest
