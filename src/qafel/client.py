@@ -172,7 +172,10 @@ class Client:
         The trainer returns the delta itself: with a learning rate of 1e-6, y_P − y_0 in float32 would lose
         most of it.
         """
-        task = self.begin()
+        return self.train_task(self.begin(), trainer)
+
+    def train_task(self, task: Task, trainer: Trainer) -> bytes:
+        """Run ``trainer`` for a task that has begun and return the update frame."""
         delta = trainer(task.x, task)
         if delta is None:
             raise VectorError("the trainer returned None; it must return its delta, y_P − y_0")

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from qafel import files, vectors, wire
-from qafel.client import Advanced, Client, Drifted, Ignored, Missed, Task, Trainer, assign
+from qafel.client import Advanced, Client, Drifted, Ignored, Missed, Trainer, assign
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FrameError, StateError
 from qafel.federation import objects
@@ -57,8 +57,7 @@ class FederationClient:
         """The number of frames of each kind that were downloaded."""
         self.reason: str | None = None
         """Why the training has ended."""
-        self._reported = (0, 0)
-        """The resyncs and bytes that the server knows of."""
+        self._reported = (0, 0)  # the resyncs and bytes that the server knows of
         self._saved_at = 0.0
         self._confirmed_on = -1
         """The number of reconnections when the server last confirmed our x̂."""
@@ -293,7 +292,7 @@ class FederationClient:
         core = self.core
         task = assign(core.job, core.client, lease.task, core.version, vectors.copy(core.hidden.x))
         began = time.monotonic()
-        frame = await asyncio.to_thread(self._update, task)
+        frame = await asyncio.to_thread(core.train_task, task, self._trainer)
         seconds = round(time.monotonic() - began, 3)
         self._journal("trained", task=task.task, version=task.version, seconds=seconds)
         core.next_task = lease.task + 1
@@ -301,12 +300,6 @@ class FederationClient:
             files.write(self._folder / "upload.bin", frame)
             self.save(now=True)
         await self._deliver(frame)
-
-    def _update(self, task: Task) -> bytes:
-        delta = self._trainer(task.x, task)
-        if delta is None:
-            raise ConfigError("the trainer returned None; it must return its delta, y_P − y_0")
-        return self.core.finish(task, delta)
 
     async def _deliver_saved(self) -> None:
         """Send the update that was not acknowledged before the client was stopped."""

@@ -12,6 +12,7 @@ import datetime
 import ipaddress
 import json
 import os
+import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,21 @@ def broker_block(folder: Path) -> list[str]:
         *_account("CLIENTS", clients, "imports", imports, []),
         "}",
     ]
+
+
+def credentials(url: str, keys: Path | None) -> dict[str, Any]:
+    """The options of a connection with the keys in a folder: ``ca.pem`` and ``seed.nk``."""
+    if keys is None:
+        return {}
+    seed = keys / "seed.nk"
+    if not seed.is_file():
+        raise ConfigError(f"{keys} has no seed.nk; qafel keys makes a folder for every client")
+    options: dict[str, Any] = {"nkeys_seed": str(seed)}
+    if (keys / "ca.pem").is_file():
+        if not url.startswith("tls://"):
+            raise ConfigError(f"{keys} holds a CA: the broker's address must start with tls://, got {url!r}")
+        options["tls"] = ssl.create_default_context(cafile=str(keys / "ca.pem"))
+    return options
 
 
 def _account(name: str, users: list[str], kind: str, lines: list[str], more: list[str]) -> list[str]:

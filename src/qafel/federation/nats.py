@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from qafel.errors import BrokerError, ConfigError, FencedError, MissingExtraError
+from qafel.federation.keys import credentials
 from qafel.federation.subjects import Subjects, inbox
 
 PATIENCE = 10.0
@@ -295,21 +296,6 @@ async def _give_up(nc: Any) -> None:
         await asyncio.wait_for(nc.close(), 1.0)
 
 
-def credentials(url: str, keys: Path | None) -> dict[str, Any]:
-    """The options of a connection with the keys in a folder: ``ca.pem`` and ``seed.nk``."""
-    if keys is None:
-        return {}
-    seed = keys / "seed.nk"
-    if not seed.is_file():
-        raise ConfigError(f"{keys} has no seed.nk; qafel keys makes a folder for every client")
-    options: dict[str, Any] = {"nkeys_seed": str(seed)}
-    if (keys / "ca.pem").is_file():
-        if not url.startswith("tls://"):
-            raise ConfigError(f"{keys} holds a CA: the broker's address starts with tls://, not {url!r}")
-        options["tls"] = ssl.create_default_context(cafile=str(keys / "ca.pem"))
-    return options
-
-
 def sentence(error: BaseException) -> str:
     """The text of an error on one line."""
     return " ".join(str(error).split()) or type(error).__name__
@@ -320,9 +306,7 @@ def refusal(url: str, error: Exception, keys: Path | None, last: str = "") -> Br
     text = last if isinstance(error, TimeoutError) and last else sentence(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         expired = "expired" in text
-        why = (
-            "has expired; make a new one with qafel keys" if expired else "was not signed by the CA in ca.pem"
-        )
+        why = "has expired; renew it with qafel keys" if expired else "was not signed by the CA in ca.pem"
         return BrokerError(f"the certificate of {url} {why} ({error.verify_message})")
     if "authorization" in text.lower() or "authentication" in text.lower():
         what = "does not know this key" if keys else "requires a key; pass --keys"

@@ -51,7 +51,7 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError("a federation is asynchronous, and fedavg is not; use fedbuff or qafel")
         if self.byte_budget is not None and self.downlink != "broadcast":
             raise ConfigError(
-                "in a federation byte_budget needs downlink broadcast: the log does not have what clients download"
+                "byte_budget needs downlink broadcast: the upload log does not have what clients download"
             )
 
 

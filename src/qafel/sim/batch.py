@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
+from qafel.coding.work import _cores as cores
 from qafel.errors import ConfigError, DivergenceError, QafelError, QafelWarning
 from qafel.sim import Result, Settings, Simulation, Stopped, comparison, load
-from qafel.coding.work import _cores as cores
 
 
 class Diverged(msgspec.Struct, frozen=True):
