@@ -76,7 +76,7 @@ class Timeline:
         clients: int,
         durations: Callable[[int], Times] | None = None,
     ) -> None:
-        """``durations(block)``, if given, are the training times of a block's tasks in the order they start."""
+        """``durations(block)``, if given, are the training times of a block's tasks in order."""
         from qafel.sim import kernels
 
         seed, buffer_size, max_staleness = settings.seed, settings.job(1).buffer_size, settings.max_staleness
