@@ -18,6 +18,8 @@ from qafel.federation.broker import configuration
 from qafel.federation.keys import make
 from qafel.federation.objects import Manifest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:

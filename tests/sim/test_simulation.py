@@ -17,6 +17,8 @@ from qafel.sim import Settings, Simulation, simulate
 from qafel.streams import derive, generator
 from qafel.wire import CatchUp
 
+pytestmark = pytest.mark.slow
+
 QUANTIZERS = {"qsgd:4,bucket=256,norm=max": twin.qsgd(7, 256, "max"), "topk:0.1": twin.topk(0.1)}
 
 

@@ -48,6 +48,7 @@ def clock_of(fields: dict[str, object], concurrency: int | None, **more: object)
     return Clock(**fields, concurrency=concurrency, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     fields=clocks,
@@ -72,6 +73,7 @@ def test_equals_its_slow_twin_beyond_a_block_of_random_numbers() -> None:
     assert first_difference(rows(timeline, 40_000), list(islice(twin, 40_000))) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(fields=clocks, buffer_size=st.integers(1, 4), seed=st.integers(0, 99), catch_up=st.booleans())
 def test_event_by_event_with_transfers_equals_its_slow_twin(
@@ -109,6 +111,7 @@ def test_event_by_event_with_transfers_equals_its_slow_twin(
     assert first_difference(found, list(islice(twin, 300))) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(fields=clocks, cut=st.integers(0, 9000), seed=st.integers(0, 99))
 def test_a_restored_timeline_continues_as_if_nothing_had_been(
@@ -178,6 +181,7 @@ def test_durations_from_a_trace_are_drawn_from_it(tmp_path: Path) -> None:
     assert {round(row[1] - began[row[2]], 6) for row in found if row[0] == "report"} == {1.0, 5.0}
 
 
+@pytest.mark.slow
 def test_lognormal_durations_have_their_median() -> None:
     timeline = Timeline(Clock(duration="lognormal:3,0.5", rate=10), clients=4, buffer_size=2)
     found = rows(timeline, 20_000)
