@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.qafel-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo federation-demo chaos test lint types layers tests bench reproduce-quick reproduce golden clean
+.PHONY: help setup demo federation-demo chaos test test-fast test-install lint format types layers tests bench reproduce-quick reproduce golden clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -29,9 +29,19 @@ chaos: setup ## Kill servers, clients and brokers 200 times, and break the netwo
 
 test: lint types layers tests ## Lint, type-check, check the import layers, run the tests.
 
+test-fast: setup ## Run the tests that take no more than a few seconds each.
+	$(BIN)/python -m pytest -n auto -m "not slow and not install"
+
+test-install: setup ## Ask the package index whether all extras install together, look into the wheel.
+	$(BIN)/python -m pytest -m install tests/product/test_installation.py
+
 lint: setup ## Check style and format.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+format: setup ## Repair style and format.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 types: setup ## Check types.
 	$(BIN)/mypy
@@ -40,7 +50,7 @@ layers: setup ## Check which room imports which.
 	$(BIN)/lint-imports
 
 tests: setup ## Run the tests.
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto -m "not install"
 
 bench: setup ## Time codecs, simulator and federation against their yardsticks, measure memory; write results/bench-*.json.
 	$(BIN)/qafel bench codec --on benchmarks/deltas.npz --out results/bench-codec.json

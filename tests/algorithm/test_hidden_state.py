@@ -50,6 +50,7 @@ def catch_up(server: Server, client: Client) -> list[bytes]:
     return frames
 
 
+@pytest.mark.slow
 def test_after_5000_steps_of_dropouts_late_joiners_replays_and_snapshots_all_copies_are_equal() -> None:
     job, x0, server = make(server_quantizer="qsgd:4,bucket=64,norm=max")
     rng = np.random.default_rng(1)

@@ -111,6 +111,7 @@ def test_a_weight_of_your_own_is_used_and_checked() -> None:
         broken.receive(client.train(shrink))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 60), st.sampled_from(["qafel", "fedbuff", "naive", "fedasync"])

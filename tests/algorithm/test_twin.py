@@ -60,6 +60,7 @@ def test_quantizer_equals_its_twin_bit_for_bit(spec: str) -> None:
         assert np.array_equal(q.decode(q.encode(x, seed), size), PAIRS[spec](x, seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", range(3))
 @pytest.mark.parametrize("broadcast", ["difference", "model"])
 @pytest.mark.parametrize(("client_spec", "server_spec"), MATCHES)

@@ -34,6 +34,8 @@ from qafel.runs.folder import RunFolder
 from qafel.server import Server, Stepped
 from qafel.sim import Settings, Simulation
 
+pytestmark = pytest.mark.slow
+
 QSGD = "qsgd:4,bucket=256,norm=max"
 
 

@@ -21,6 +21,8 @@ from qafel.federation.leases import Lease, Leases, Wait
 from qafel.federation.plan import read_plan
 from qafel.federation.subjects import owner
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("scenario", ["ordered", "clients", "wiped", "network", "paused"])
 def test_nothing_is_lost_when_processes_die_and_networks_fail(scenario: str) -> None:

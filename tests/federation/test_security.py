@@ -19,6 +19,8 @@ from qafel.federation.keys import make
 from qafel.federation.objects import Manifest
 from qafel.federation.plan import read_welcome
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,6 +15,8 @@ from qafel.reproduce import reproduce
 from qafel.sim import settings
 from qafel.tune import tune
 
+pytestmark = pytest.mark.slow
+
 TASK = {
     "data": "digits",
     "model": "mlp",

@@ -31,6 +31,7 @@ WITH_A_BROKER = {"federation.md"}
 """Pages whose example needs a broker: tests/federation runs it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", ["README.md", *sorted({p.name for p in (ROOT / "docs").glob("*.md")} - WITH_A_BROKER)]
 )

@@ -10,6 +10,8 @@ from qafel.tasks.cnn import LAYOUT as CNN
 from qafel.vectors import Vector
 from specs import deltas, heavy_tailed
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_five_sizes_of_the_papers_tables() -> None:
     specs = ("identity", "affine:8", "affine:4", "affine:2", "topk:0.1")

@@ -34,6 +34,8 @@ from qafel.sim import Simulation, settings
 from qafel.sim.batch import Diverged, run_all
 from qafel.tasks import data as datasets
 
+pytestmark = pytest.mark.slow
+
 TINY = {"clients": 60, "uploads": 60, "evaluate_every": 20, "target": 0.3, "held_out_samples": 40}
 DATA = os.environ.get("QAFEL_DATA")
 

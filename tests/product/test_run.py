@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "--set", "data=digits", "--set", "model=mlp", "--set", "partition=dirichlet:1", "--set", "clients=60",
     "--set", "local_rate=0.1", "--set", "epochs=2", "--set", "evaluate_every=200",

@@ -37,6 +37,7 @@ def test_decode_add_is_decoding_then_adding_bit_for_bit(spec: str, size: int) ->
         assert np.array_equal(total, start + np.float32(weight) * decoded)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     st.sampled_from(SPECS),
@@ -161,6 +162,7 @@ def test_bytes_do_not_depend_on_threads_or_chunks(spec: str, monkeypatch: pytest
         set_threads(before)
 
 
+@pytest.mark.slow
 def test_a_vector_of_a_hundred_million_coordinates() -> None:
     size = 10**8
     x = np.zeros(size, np.float32)

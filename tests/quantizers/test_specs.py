@@ -143,6 +143,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=2000, deadline=None)
 @given(
     st.one_of(

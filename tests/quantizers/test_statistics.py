@@ -10,6 +10,8 @@ from qafel.streams import derive, generator, keys
 from qafel.streams.kernels import fill, subset
 from specs import SPECS, heavy_tailed
 
+pytestmark = pytest.mark.slow
+
 UNBIASED = [s for s in SPECS if quantizer(s).unbiased]
 SIZE = 600
 

@@ -16,6 +16,8 @@ from qafel.runs.folder import RunFolder
 from qafel.sim import Settings, Simulation, simulate
 from qafel.streams import derive, generator
 
+pytestmark = pytest.mark.slow
+
 QUANTIZERS = {"qsgd:4,bucket=256,norm=max": twin.qsgd(7, 256, "max"), "topk:0.1": twin.topk(0.1)}
 
 

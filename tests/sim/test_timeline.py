@@ -55,6 +55,7 @@ def clock_of(fields: dict[str, Any], concurrency: int | None, **more: Any) -> Se
     return clock(**fields, concurrency=concurrency, **more)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     fields=clocks,
@@ -77,6 +78,7 @@ def test_equals_its_slow_twin_beyond_a_block_of_random_numbers() -> None:
     assert first_difference(rows(timeline, 40_000), list(islice(twin, 40_000))) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(fields=clocks, buffer_size=st.integers(1, 4), seed=st.integers(0, 99), catch_up=st.booleans())
 def test_event_by_event_with_transfers_equals_its_slow_twin(
@@ -112,6 +114,7 @@ def test_event_by_event_with_transfers_equals_its_slow_twin(
     assert first_difference(events, list(islice(twin, 300))) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(fields=clocks, cut=st.integers(0, 9000), seed=st.integers(0, 99))
 def test_a_restored_timeline_continues_as_if_nothing_had_been(
@@ -180,6 +183,7 @@ def test_durations_from_a_trace_are_drawn_from_it(tmp_path: Path) -> None:
     assert {round(row[1] - began[row[2]], 6) for row in events if row[0] == "report"} == {1.0, 5.0}
 
 
+@pytest.mark.slow
 def test_lognormal_durations_have_their_median() -> None:
     timeline = Timeline(clock(duration="lognormal:3,0.5", rate=10, buffer_size=2), clients=4)
     events = rows(timeline, 20_000)

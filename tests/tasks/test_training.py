@@ -26,6 +26,7 @@ def task(x: Vector, number: int = 0) -> Task:
     return assign(Job(size=x.size), 3, number, 0, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("colours", "size", "classes"), [(3, 32, 2), (1, 32, 2), (3, 28, 10), (3, 9, 3)])
 def test_the_kernel_equals_pytorch(colours: int, size: int, classes: int) -> None:
     """Medians: a ReLU or a maximum that flips makes a few deltas differ more."""

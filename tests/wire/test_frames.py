@@ -102,6 +102,7 @@ TRACED = 10_000
 """Cases whose memory is watched, which makes them thrice as slow."""
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_byte_strings_are_a_message_or_a_frame_error() -> None:
     rng = random.Random(0)
     frames = [wire.encode(message) for message in EXAMPLES]
@@ -143,6 +144,7 @@ ALIKE = (
 """Decoded by the same code as another."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in ALIKE])
 def test_a_hundred_thousand_payloads_are_a_finite_vector_or_a_frame_error(spec: str) -> None:
     q, size = quantizer(spec), 40
@@ -165,6 +167,7 @@ def test_a_hundred_thousand_payloads_are_a_finite_vector_or_a_frame_error(spec: 
     assert 0 < peak < 1 << 22
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_codings_of_positions() -> None:
     from qafel.coding.indices import encode_indices
 
@@ -183,6 +186,7 @@ def test_a_hundred_thousand_codings_of_positions() -> None:
     assert max_index_bytes(size, 3) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["server", "client", "job"])
 def test_a_hundred_thousand_damaged_states_and_jobs(kind: str) -> None:
     job = Job(size=8, buffer_size=2)
@@ -213,6 +217,7 @@ def test_a_hundred_thousand_damaged_states_and_jobs(kind: str) -> None:
     assert peak < 1 << 20
 
 
+@pytest.mark.slow
 def test_whatever_a_client_sends_the_server_answers_with_events() -> None:
     job = Job(size=8, buffer_size=2, client_quantizer="qsgd:4")
     x0 = np.zeros(8, np.float32)
@@ -232,6 +237,7 @@ def test_whatever_a_client_sends_the_server_answers_with_events() -> None:
     assert peak < 1 << 22  # of which most is who was counted
 
 
+@pytest.mark.slow
 def test_whatever_a_server_sends_the_client_answers_with_an_event() -> None:
     job = Job(size=8, buffer_size=1, server_quantizer="qsgd:4,bucket=256,norm=max")
     x0 = np.zeros(8, np.float32)

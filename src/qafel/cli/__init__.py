@@ -3,7 +3,7 @@
 import io
 import sys
 import warnings
-from typing import Annotated, TextIO
+from typing import Annotated, TextIO, cast
 
 import typer
 
@@ -36,6 +36,8 @@ app.command("status")(federation.status)
 app.command("federation-demo")(federation.federation_demo)
 
 USAGE, INTERRUPTED = 2, 130
+Misuse = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
+"""What typer raises for a wrong command line: click's own, or that of the click inside newer versions."""
 _show_other = warnings.showwarning
 
 
@@ -64,7 +66,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         code = app(arguments, prog_name="qafel", standalone_mode=False)
-    except (QafelError, OSError, MemoryError, typer.TyperException) as error:
+    except (QafelError, OSError, MemoryError, Misuse) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
         code = _complain(error)
@@ -75,11 +77,11 @@ def main() -> None:
 
 def _complain(error: Exception) -> int:
     """Say what was wrong in one sentence; the exit code."""
-    message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+    message = error.format_message() if isinstance(error, Misuse) else str(error)
     if isinstance(error, MemoryError):
         message = f"not enough memory: {message}"
     if message.strip():  # empty where a group without a command has printed its help
-        hint = "; see --help" if isinstance(error, typer.TyperException) else ""
+        hint = "; see --help" if isinstance(error, Misuse) else ""
         typer.secho(f"error: {' '.join(message.split()).rstrip('.')}{hint}", fg="red", err=True)
     return USAGE
 
