@@ -2,11 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-
-import msgspec
 
 from qafel import theory as formulas
 from qafel.reproduce import figures
@@ -21,9 +19,7 @@ from qafel.reproduce.problem import (
     quantizers,
     setting,
 )
-from qafel.reproduce.study import Options, Printed, Study, finish
-from qafel.sim.batch import State, Tell, in_parallel, store
-from qafel.tasks.settings import cores
+from qafel.reproduce.study import Computation, Options, Printed, Study, finish
 
 SIDES = ("both", "client", "server")
 
@@ -31,8 +27,6 @@ SIDES = ("both", "client", "server")
 def theory(options: Options) -> Study:
     """R and ‖x − x̂‖² against the bound, term by term; what bits, sides and T do to both."""
     folder = options.folder("theory")
-    kept = folder / "theory"
-    kept.mkdir(parents=True, exist_ok=True)
     lengths = QUICK_STEPS if options.quick else STEPS
     middle = lengths[-1]
     exact = {"client_quantizer": "identity", "server_quantizer": "identity"}
@@ -44,29 +38,19 @@ def theory(options: Options) -> Study:
         for side in SIDES:
             cells[f"{side}-2-T{steps}"] = quantizers(side, 2), steps
     seeds = range(options.seeds)
-    files = {(name, seed): kept / f"{name}-seed{seed}.json" for name in cells for seed in seeds}
-    done: dict[str, float] = {}
-
-    def tell(state: State) -> None:
-        done[state.name] = 1.0
-        options.tell(state.name, len(done) / len(files))
-
     tasks = {
-        f"{name}, seed {seed}": partial(_one, *cells[name], seed, f"{name}, seed {seed}", file)
-        for (name, seed), file in files.items()
-        if not file.exists()
+        f"{name}-seed{seed}": Computation(steps * BUFFER, partial(_measure, chosen, steps, seed))
+        for name, (chosen, steps) in cells.items()
+        for seed in seeds
     }
-    in_parallel(tasks, cores() if options.jobs is None else options.jobs, tell)
-    found = {
-        name: [msgspec.json.decode(files[name, seed].read_bytes(), type=Measured) for seed in seeds]
-        for name in cells
-    }
+    runs = options.compute(tasks, folder / "theory", Measured)
+    found = {name: [runs[f"{name}-seed{seed}"] for seed in seeds] for name in cells}
     return _study(cells, found, lengths, folder, options.seeds)
 
 
-def _one(chosen: dict[str, str], steps: int, seed: int, name: str, file: Path, tell: Tell) -> None:
-    store(file, measure(chosen, steps, seed))
-    tell(State(name, steps * BUFFER, 0.0, finished=True))
+def _measure(chosen: dict[str, str], steps: int, seed: int, tell: Callable[[int], None]) -> Measured:
+    del tell
+    return measure(chosen, steps, seed)
 
 
 def _study(

@@ -18,8 +18,11 @@ from typing import Any
 import msgspec
 
 from qafel.errors import ConfigError, DivergenceError, QafelError, QafelWarning
+from qafel.records import write_json
 from qafel.sim import Result, Settings, Simulation, Stopped, comparison, load
 from qafel.tasks.settings import cores
+
+STOPPED = "stopped; run the same command again to continue"
 
 
 class Diverged(msgspec.Struct, frozen=True):
@@ -88,28 +91,25 @@ def _one(chosen: Settings, folder: Path, workers: int, tell: Tell) -> None:
     try:
         comparison.one(chosen, folder, workers, progress)
     except DivergenceError as error:
-        store(folder.with_name(folder.name + ".diverged"), Diverged(str(error), chosen.to_toml()))
+        write_json(folder.with_name(folder.name + ".diverged"), Diverged(str(error), chosen.to_toml()))
     tell(State(folder.name, last, 0.0, finished=True))
 
 
 def run_to_the_end(simulation: Simulation) -> None:
-    """Run, and let nobody take half a run for a whole one."""
+    """Run; raise Stopped if the run was interrupted."""
     simulation.run()
     if simulation.stopped:
-        raise Stopped("stopped; the same command goes on from here")
+        raise Stopped(STOPPED)
 
 
-def store(path: Path, value: Any) -> None:
-    """Write JSON, all of it or nothing."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(msgspec.json.encode(value))
-    part.replace(path)
+def in_parallel(tasks: Mapping[str, Callable[[Tell], None]], jobs: int | None, tell: Tell) -> None:
+    """Call each task in a process of its own, ``jobs`` at a time (default: one per core).
 
-
-def in_parallel(tasks: Mapping[str, Callable[[Tell], None]], jobs: int, tell: Tell) -> None:
-    """Call each task, ``jobs`` at a time, each in a process of its own; with one job, in this one."""
+    With one job, tasks are called in this process.
+    """
+    jobs = cores() if jobs is None else jobs
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", QafelWarning)  # of the paper's choices, not the user's
+        warnings.simplefilter("ignore", QafelWarning)  # these settings are the paper's, not the user's
         if jobs > 1 and hasattr(os, "fork"):
             _fork(tasks, jobs, tell)
         else:
@@ -146,7 +146,7 @@ def _fork(tasks: Mapping[str, Callable[[Tell], None]], jobs: int, tell: Tell) ->
                     raise QafelError(message[1:].decode())
                 tell(msgspec.json.decode(message, type=State))
     except KeyboardInterrupt:
-        raise Stopped("stopped; the same command goes on from here") from None
+        raise Stopped(STOPPED) from None
     finally:
         for process in running.values():
             process.terminate()

@@ -30,6 +30,7 @@ from qafel.hidden import digest
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Point
 from qafel.server import Accepted, Server, Stepped
+from qafel.sim.clock import Times
 from qafel.sim.frames import Frames
 from qafel.sim.pool import Here, Learner
 from qafel.sim.saved import Saved
@@ -59,7 +60,9 @@ class Simulation:
         layout: Layout | None = None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         progress: Callable[["Simulation"], None] = lambda _: None,
+        durations: Callable[[int], Times] | None = None,
     ) -> None:
+        """``durations`` gives the training times of a block of tasks, in place of drawn ones."""
         self.settings, self.learner, self.folder, self._progress = settings, learner, folder, progress
         default = cores() if hasattr(os, "fork") else 1
         self.workers = default if workers is None else workers
@@ -76,6 +79,7 @@ class Simulation:
             buffer_size=job.buffer_size,
             max_staleness=job.max_staleness,
             seed=settings.seed,
+            durations=durations,
         )
         self.frames = Frames(folder.frames if folder else None)
         self.points: list[Point] = []
