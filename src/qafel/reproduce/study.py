@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -154,6 +155,11 @@ def markdown(study: Study, figures: Sequence[str] = ()) -> str:
     lines += ["", *(f"- {note}" for note in study.notes)]
     lines += ["", *(f"![{name}]({name})" for name in figures if name.endswith(".png"))]
     return "\n".join(lines).strip() + "\n"
+
+
+def plus_minus(pair: tuple[float, float], digits: int) -> str:
+    """Mean ± standard deviation."""
+    return f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}" if math.isfinite(pair[0]) else "–"
 
 
 def _suffix(k: int) -> str:
