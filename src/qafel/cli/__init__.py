@@ -8,7 +8,7 @@ from typing import Annotated, TextIO
 import typer
 
 from qafel import __version__
-from qafel.cli import bench, demo, federation, quantizers, reproduce, run, theory, tune
+from qafel.cli import bench, demo, federation, quantizers, reproduce, run, show, theory, tune
 from qafel.errors import QafelError, QafelWarning
 
 app = typer.Typer(
@@ -35,7 +35,7 @@ app.command("keys")(federation.keys)
 app.command("status")(federation.status)
 app.command("federation-demo")(federation.federation_demo)
 
-USAGE, INTERRUPTED = 2, 130
+USAGE = 2
 _show_other = warnings.showwarning
 
 
@@ -56,7 +56,7 @@ def _options(
 
 
 def main() -> None:
-    """Run a command; a mistake gets one sentence and exit code 2, a traceback only with --debug."""
+    """Run a command; an error prints one sentence and exits with code 2, with --debug a traceback."""
     warnings.showwarning = _show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -68,13 +68,13 @@ def main() -> None:
         if len(arguments) < len(sys.argv) - 1:
             raise
         code = _complain(error)
-    if code == INTERRUPTED:
+    if code == show.INTERRUPTED:
         typer.secho("stopped", err=True)
     sys.exit(code)
 
 
 def _complain(error: Exception) -> int:
-    """Say what was wrong in one sentence; the exit code."""
+    """Print the error in one sentence and return the exit code."""
     message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
     if isinstance(error, MemoryError):
         message = f"not enough memory: {message}"

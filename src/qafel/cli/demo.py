@@ -8,7 +8,6 @@ import typer
 
 from qafel.cli import show
 from qafel.cli.run import live, print_comparison, resumable
-from qafel.errors import ConfigError
 
 
 def demo(
@@ -27,8 +26,7 @@ def demo(
     from qafel.runs.folder import new_folder
     from qafel.sim import Settings, comparison
 
-    if uploads < 1:
-        raise ConfigError(f"--uploads must be at least 1, not {uploads}")
+    show.at_least_one(uploads=uploads)
     report.pyplot()
     shared = Settings(uploads=uploads, seed=seed, evaluate_every=min(250, uploads))
     runs = {name: [msgspec.structs.replace(shared, algorithm=name)] for name in ("qafel", "fedbuff")}
@@ -43,4 +41,4 @@ def demo(
     print_comparison(
         rows, f"Smiling or not: {uploads:,} uploads of {results['qafel'][0].summary.clients:,} clients"
     )
-    show.console.print(f"\nFigure: {figure}", soft_wrap=True, highlight=False)
+    show.line(f"\nFigure: {figure}")

@@ -13,7 +13,6 @@ from qafel.cli import show
 from qafel.cli.run import Changes, print_result
 from qafel.errors import ConfigError, FencedError
 
-INTERRUPTED = 130
 BROKER = "nats://127.0.0.1:4222"
 BrokerUrl = Annotated[
     str, typer.Option("--broker", help="nats:// or tls:// address; of a cluster, several with commas.")
@@ -22,7 +21,7 @@ Keys = Annotated[Path | None, typer.Option("--keys", help="A folder that qafel k
 
 
 class Log:
-    """What happens, line by line: for people, or JSON for machines."""
+    """The log of a server or client on standard error: text lines, or JSON lines."""
 
     def __init__(self, json: bool, who: str) -> None:
         self._json, self._who = json, who
@@ -134,7 +133,7 @@ def serve(
         raise typer.Exit(3) from None
     except KeyboardInterrupt:
         log("stopped", detail=f"start it again with the same --state {folder} to go on")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(show.INTERRUPTED) from None
     if json:
         show.json({"folder": str(folder), "summary": result.summary})
         return
@@ -169,7 +168,7 @@ def join(
         )
     except KeyboardInterrupt:
         log("stopped")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(show.INTERRUPTED) from None
     if json:
         show.json(done)
         return
@@ -222,33 +221,33 @@ def status(
     seen = watch(name, broker, keys)
     try:
         if json or once or not show.console.is_terminal:
-            for found in seen:
-                show.json(found) if json else show.console.print(_view(found))
+            for status in seen:
+                show.json(status) if json else show.console.print(_view(status))
                 if once:
                     return
         with Live(console=show.console, refresh_per_second=4) as view:
-            for found in seen:
-                view.update(_view(found))
+            for status in seen:
+                view.update(_view(status))
     except KeyboardInterrupt:
         return
 
 
-def _view(found: dict[str, Any]) -> Any:
+def _view(status: dict[str, Any]) -> Any:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    bar = "█" * round(20 * found["buffer"][0] / max(1, found["buffer"][1]))
+    bar = "█" * round(20 * status["buffer"][0] / max(1, status["buffer"][1]))
     rows = {
-        "federation": f"{found['name']}   term {found['term']}   {found['seconds']:,.0f} s",
-        "version": f"{found['version']:,}",
-        "uploads": f"{found['uploads']:,} of {found['wanted']:,}",
-        "rejected": ", ".join(f"{n:,} {why}" for why, n in found["rejected"].items()) or "none",
-        "buffer": f"{bar:<20} {found['buffer'][0]} of {found['buffer'][1]}",
-        "staleness": f"{found['staleness']:.2f}",
-        "training now": f"{found['leases'][0]:,} of at most {found['leases'][1]:,}",
-        "MB up, down": f"{found['bytes_up'] / 1e6:,.2f}, {found['bytes_down'] / 1e6:,.2f}",
-        "accuracy": "–" if found["accuracy"] is None else f"{100 * found['accuracy']:.1f} %",
-        "ended by" if found["reason"] else "seen": found["reason"] or time.strftime("%H:%M:%S"),
+        "federation": f"{status['name']}   term {status['term']}   {status['seconds']:,.0f} s",
+        "version": f"{status['version']:,}",
+        "uploads": f"{status['uploads']:,} of {status['wanted']:,}",
+        "rejected": ", ".join(f"{n:,} {why}" for why, n in status["rejected"].items()) or "none",
+        "buffer": f"{bar:<20} {status['buffer'][0]} of {status['buffer'][1]}",
+        "staleness": f"{status['staleness']:.2f}",
+        "training now": f"{status['leases'][0]:,} of at most {status['leases'][1]:,}",
+        "MB up, down": f"{status['bytes_up'] / 1e6:,.2f}, {status['bytes_down'] / 1e6:,.2f}",
+        "accuracy": "–" if status["accuracy"] is None else f"{100 * status['accuracy']:.1f} %",
+        "ended by" if status["reason"] else "seen": status["reason"] or time.strftime("%H:%M:%S"),
     }
     for key, value in rows.items():
         table.add_row(f"[bold]{key}[/bold]", value)
@@ -282,25 +281,20 @@ def federation_demo(
         show.json({"folder": str(folder), "summary": result.summary, "clients": clients})
         return
     print_result(result, folder / "server")
-    digest = result.summary.digest[16:]
-    show.table(
-        "\nThe clients",
-        ["client", "tasks", "MB up", "MB down", "version", "x̂ is the server's"],
-        [
-            [
-                f"{number}" + " (late)" * (number == experiment.LATE),
-                *(
-                    [
-                        f"{done.tasks:,}",
-                        f"{done.bytes_up / 1e6:.2f}",
-                        f"{done.bytes_down / 1e6:.2f}",
-                        f"{done.version:,}",
-                        "yes" if done.digest == digest else "NO",
-                    ]
-                    if done
-                    else ["killed", "–", "–", "–", "–"]
-                ),
+    _print_clients(clients, result.summary.digest[16:], experiment.LATE)
+
+
+def _print_clients(clients: dict[int, Any], digest: str, late: int) -> None:
+    rows = []
+    for number, done in clients.items():
+        cells = ["killed", "–", "–", "–", "–"]
+        if done:
+            megabytes = [f"{count / 1e6:.2f}" for count in (done.bytes_up, done.bytes_down)]
+            cells = [
+                f"{done.tasks:,}",
+                *megabytes,
+                f"{done.version:,}",
+                "yes" if done.digest == digest else "NO",
             ]
-            for number, done in clients.items()
-        ],
-    )
+        rows.append([f"{number}" + " (late)" * (number == late), *cells])
+    show.table("\nThe clients", ["client", "tasks", "MB up", "MB down", "version", "x̂ is the server's"], rows)

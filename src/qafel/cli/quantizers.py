@@ -39,13 +39,13 @@ Specs = Annotated[
 
 
 def check_size(size: int) -> None:
-    """Complain about a dimension that no vector can have."""
+    """Raise ConfigError for a dimension that no vector can have."""
     if not 1 <= size <= vectors.MAX_SIZE:
         raise ConfigError(f"--size must be from 1 to {vectors.MAX_SIZE:,}, not {size}")
 
 
 def specs_or_all(specs: list[str] | None, size: int) -> list[str]:
-    """What the user named, checked; otherwise a selection that has every registered quantizer in it."""
+    """The given specs, checked; by default a selection with every registered quantizer."""
     check_size(size)
     if specs:
         return [quantizer(spec).spec for spec in specs]
@@ -79,7 +79,7 @@ def quantizers(
     if on is not None:
         _measured(specs, load_vector(on), seeds, json)
         return
-    found = [quantizer(spec) for spec in specs_or_all(specs, size)]
+    chosen = [quantizer(spec) for spec in specs_or_all(specs, size)]
     if json:
         rows = [
             {
@@ -91,7 +91,7 @@ def quantizers(
                 "delta": q.delta(size),
                 "c_max": theory.c_max(4 * size, q.max_bytes(size)),
             }
-            for q in found
+            for q in chosen
         ]
         show.json({"size": size, "quantizers": rows})
         return
@@ -108,7 +108,7 @@ def quantizers(
                 show.number(q.delta(size)),
                 str(theory.c_max(4 * size, q.max_bytes(size))),
             ]
-            for q in found
+            for q in chosen
         ),
     )
 
