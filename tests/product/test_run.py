@@ -176,7 +176,7 @@ def test_the_timeline_alone_says_what_concurrency_and_staleness_will_be(tmp_path
         (["run", "nowhere.toml"], "cannot read nowhere.toml"),
         (["run", __file__], "is not a TOML file"),
         (["run", "--resume", "/"], "is not the folder of a run"),
-        (["run", "--resume", "x", "--set", "a=1"], "--resume goes on with the run's own settings"),
+        (["run", "--resume", "x", "--set", "a=1"], "--resume continues with the settings of the run"),
         (["compare", "qafle"], "did you mean 'qafel'?"),
         (["compare", "qafel", "--seeds", "0"], "--seeds must be at least 1"),
         (["compare", "/"], "is not the folder of a run"),

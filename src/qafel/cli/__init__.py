@@ -13,7 +13,7 @@ from qafel.errors import QafelError, QafelWarning
 
 app = typer.Typer(
     name="qafel",
-    help="Asynchronous federated learning that sends almost nothing.",
+    help="Asynchronous federated learning with quantized messages in both directions.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -67,13 +67,13 @@ def main() -> None:
     except (QafelError, OSError, MemoryError, typer.TyperException) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
-        code = _complain(error)
+        code = _print_error(error)
     if code == show.INTERRUPTED:
         typer.secho("stopped", err=True)
     sys.exit(code)
 
 
-def _complain(error: Exception) -> int:
+def _print_error(error: Exception) -> int:
     """Print the error in one sentence and return the exit code."""
     message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
     if isinstance(error, MemoryError):

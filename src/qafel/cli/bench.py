@@ -18,9 +18,7 @@ Rounds = Annotated[int, typer.Option("--rounds", help="Rounds; a ratio is the me
 
 @app.command("codec")
 def codec(
-    specs: Annotated[
-        list[str] | None, typer.Argument(help="Specs to time; a selection when left out.")
-    ] = None,
+    specs: Annotated[list[str] | None, typer.Argument(help="Specs to time; default: a selection.")] = None,
     size: Annotated[
         list[int] | None, typer.Option("--size", "-d", help="Coordinates; may be repeated.")
     ] = None,
@@ -34,9 +32,9 @@ def codec(
     out: Out = None,
     json: show.Json = False,
 ) -> None:
-    """Encode and decode-and-add on one thread, in units of np.copyto of the same array.
+    """Speed of encode and decode-and-add on one thread, in units of np.copyto of the same array.
 
-    With --on, also the entropy coders and the bits against the error, with a figure beside --out.
+    With --on, also measure the entropy coders and bits against error, and draw a figure beside --out.
 
     Example: qafel bench codec qsgd:4,bucket=256,norm=max -d 1000000 --json
     """
@@ -80,14 +78,14 @@ def codec(
 @app.command("sim")
 def sim(
     engine: Annotated[
-        list[str] | None, typer.Option("--engine", help="Engines to time; all there are when left out.")
+        list[str] | None, typer.Option("--engine", help="Engines to time; default: all.")
     ] = None,
     rounds: Rounds = 3,
     uploads: Annotated[int, typer.Option("--uploads", help="Uploads of each round.")] = 3000,
     out: Out = None,
     json: show.Json = False,
 ) -> None:
-    """Whole runs of the paper's CNN, in units of a bare PyTorch loop in the same rounds; the clock alone.
+    """Speed of whole runs of the paper's CNN, in units of a bare PyTorch loop; speed of the clock alone.
 
     Example: qafel bench sim --engine kernel --rounds 3 --json
     """
@@ -126,12 +124,12 @@ def sim(
 @app.command("memory")
 def memory(
     case: Annotated[
-        list[str] | None, typer.Argument(help="million, resnet18; both when left out.", metavar="[CASE]…")
+        list[str] | None, typer.Argument(help="million, resnet18; default: both.", metavar="[CASE]…")
     ] = None,
     out: Out = None,
     json: show.Json = False,
 ) -> None:
-    """The memory of all processes: a million clients of whom 10,000 train; ResNet-18, 1,000 in flight.
+    """Peak memory of all processes: a million clients, 10,000 in flight; ResNet-18, 1,000 in flight.
 
     Example: qafel bench memory million --json
     """
@@ -176,11 +174,13 @@ def _memory_in_new_process(case: str) -> Any:
 
 @app.command("federation")
 def federation(
-    quick: Annotated[bool, typer.Option("--quick", help="In a few seconds, less exactly.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Take a few seconds, with less precise results.")
+    ] = False,
     out: Out = None,
     json: show.Json = False,
 ) -> None:
-    """A federation over a real broker, beside the raw broker with the same bytes: updates, fan-out, latency.
+    """Speed of a federation over a real broker, in units of the raw broker with the same bytes.
 
     Example: qafel bench federation --out results/bench-federation.json
     """

@@ -11,14 +11,16 @@ from qafel.cli.run import live, print_comparison, resumable
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Of the faces, the clock, the batches and the quantizers.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the faces, the clock, the batches and the quantizers.")
+    ] = 0,
     uploads: Annotated[int, typer.Option(help="Client uploads of each algorithm.")] = 5000,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; a new one in runs/ when left out.")
+        Path | None, typer.Option(help="Folder for the runs; default: a new one in runs/.")
     ] = None,
     json: show.Json = False,
 ) -> None:
-    """QAFeL beside FedBuff: 7,474 asynchronous clients, drawn faces, the paper's CNN, real frames.
+    """Compare QAFeL with FedBuff: 7,474 asynchronous clients, drawn faces, the paper's CNN, real frames.
 
     Example: qafel demo --uploads 1000 --out runs/demo
     """

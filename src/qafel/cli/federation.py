@@ -17,7 +17,7 @@ BROKER = "nats://127.0.0.1:4222"
 BrokerUrl = Annotated[
     str, typer.Option("--broker", help="nats:// or tls:// address; of a cluster, several with commas.")
 ]
-Keys = Annotated[Path | None, typer.Option("--keys", help="A folder that qafel keys made for this one.")]
+Keys = Annotated[Path | None, typer.Option("--keys", help="This party's folder, made by qafel keys.")]
 
 
 class Log:
@@ -47,7 +47,7 @@ class Log:
 
 
 def broker(
-    folder: Annotated[Path, typer.Option("--dir", help="Where it keeps its store and its log.")] = Path(
+    folder: Annotated[Path, typer.Option("--dir", help="Folder for its store and its log.")] = Path(
         "runs/broker"
     ),
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
@@ -96,26 +96,28 @@ def broker(
                 pass
         except KeyboardInterrupt:
             return
-    raise ConfigError(f"the broker ended by itself; see {folder / 'broker.log'}")
+    raise ConfigError(f"the broker process ended; see {folder / 'broker.log'}")
 
 
 def serve(
-    plan: Annotated[Path | None, typer.Argument(help="JOB.toml: the plan; defaults when left out.")] = None,
+    plan: Annotated[
+        Path | None, typer.Argument(help="JOB.toml: the plan; default: all settings at their defaults.")
+    ] = None,
     change: Changes = None,
     broker: BrokerUrl = BROKER,
     state: Annotated[
-        Path | None, typer.Option("--state", help="The server's folder; runs/NAME when left out.")
+        Path | None, typer.Option("--state", help="The server's folder; default: runs/NAME.")
     ] = None,
     keys: Keys = None,
     standby: Annotated[
-        bool, typer.Option("--standby", help="Wait until the server there is gives no sign of life.")
+        bool, typer.Option("--standby", help="Wait until the running server fails, then take over.")
     ] = False,
     metrics: Annotated[
         int | None, typer.Option("--metrics", help="Port on loopback for /metrics, /healthz, /readyz.")
     ] = None,
     json: show.Json = False,
 ) -> None:
-    """Be the server of a federation until its training has ended.
+    """Run the server of a federation until its training has ended.
 
     Example: qafel serve JOB.toml --broker nats://127.0.0.1:4222 --state runs/server
     """
@@ -132,7 +134,7 @@ def serve(
         log("stopped", detail=str(error))
         raise typer.Exit(3) from None
     except KeyboardInterrupt:
-        log("stopped", detail=f"start it again with the same --state {folder} to go on")
+        log("stopped", detail=f"run the same command with --state {folder} to continue")
         raise typer.Exit(show.INTERRUPTED) from None
     if json:
         show.json({"folder": str(folder), "summary": result.summary})
@@ -146,16 +148,16 @@ def join(
     client: Annotated[int, typer.Option("--client", help="This client's number.", min=0)] = 0,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Data of its own; its share of the plan's when left out."),
+        typer.Option("--data", help="The client's own data; default: its share of the plan's data."),
     ] = None,
     state: Annotated[
-        Path | None, typer.Option("--state", help="A folder to go on from after a restart.")
+        Path | None, typer.Option("--state", help="A folder for its state, to continue from after a restart.")
     ] = None,
     keys: Keys = None,
-    tasks: Annotated[int | None, typer.Option("--tasks", help="Leave after so many.", min=1)] = None,
+    tasks: Annotated[int | None, typer.Option("--tasks", help="Leave after this many tasks.", min=1)] = None,
     json: show.Json = False,
 ) -> None:
-    """Be a client of a federation: follow the model, train, send updates, until the training has ended.
+    """Run a client of a federation: follow the model, train and send updates until training has ended.
 
     Example: qafel join qafel --broker nats://127.0.0.1:4222 --client 7 --state runs/client-7
     """
@@ -180,7 +182,7 @@ def join(
 
 
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where the keys go.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the keys.")],
     name: Annotated[str, typer.Option("--name", help="The federation's name.")] = "qafel",
     clients: Annotated[int, typer.Option("--clients", help="Keys for clients 0 to N − 1.", min=0)] = 8,
     host: Annotated[
@@ -207,10 +209,10 @@ def status(
     name: Annotated[str, typer.Argument(help="The federation's name.")] = "qafel",
     broker: BrokerUrl = BROKER,
     keys: Keys = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the status once and exit.")] = False,
     json: show.Json = False,
 ) -> None:
-    """A live view of a running federation; Ctrl-C ends the view, not the federation.
+    """Show a live view of a running federation; Ctrl-C ends the view, not the federation.
 
     Example: qafel status qafel --broker nats://127.0.0.1:4222
     """
@@ -255,14 +257,16 @@ def _view(status: dict[str, Any]) -> Any:
 
 
 def federation_demo(
-    uploads: Annotated[int, typer.Option("--uploads", help="Updates until it ends.", min=100)] = 1500,
-    seed: Annotated[int, typer.Option("--seed", help="Of the shares, the batches and the quantizers.")] = 0,
+    uploads: Annotated[int, typer.Option("--uploads", help="Updates until training ends.", min=100)] = 1500,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the shares, the batches and the quantizers.")
+    ] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="A new folder; one in runs/ when left out.")
+        Path | None, typer.Option("--out", help="A new folder; default: a new one in runs/.")
     ] = None,
     json: show.Json = False,
 ) -> None:
-    """A broker, a server and eight clients as processes of this machine; one is killed, one joins late.
+    """Run a broker, a server and eight clients on this machine; one is killed, one joins late.
 
     Example: qafel federation-demo --out runs/federation
     """

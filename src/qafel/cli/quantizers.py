@@ -33,9 +33,7 @@ SHOWN = (
 )
 
 Size = Annotated[int, typer.Option("--size", "-d", help="Dimension: coordinates of the vector.")]
-Specs = Annotated[
-    list[str] | None, typer.Argument(help="Specs to show; a selection of all kinds when left out.")
-]
+Specs = Annotated[list[str] | None, typer.Argument(help="Specs to show; default: a selection of all kinds.")]
 
 
 def check_size(size: int) -> None:
@@ -72,7 +70,7 @@ def quantizers(
     seeds: Annotated[int, typer.Option(help="Seeds to measure with.")] = 64,
     json: show.Json = False,
 ) -> None:
-    """Every quantizer with its bits, and ω and δ of Definition 1 at a dimension; or measured on a vector.
+    """List quantizers with their bits, ω and δ (Definition 1) at a dimension, or measure them on a vector.
 
     Example: qafel quantizers qsgd:4 topk:0.1 --size 1000000
     """

@@ -26,23 +26,21 @@ def reproduce(
         str | None,
         typer.Option(
             help="Data of the studies with the CNN: faces (the default), smiles32.npz, CelebA's folder, …; "
-            "of mushrooms: a table with two classes (breast-cancer when left out)."
+            "of mushrooms: a table with two classes (default: breast-cancer)."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each cell.")] = 3,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few minutes: an easier target, fewer uploads.")
+        bool, typer.Option("--quick", help="Take a few minutes: a lower target, fewer uploads.")
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at the same time; one per core when left out.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at the same time; default: one per core.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for runs and results; runs/reproduce-DATA when left out.")
+        Path | None, typer.Option(help="Folder for runs and results; default: runs/reproduce-DATA.")
     ] = None,
     change: Changes = None,
     json: show.Json = False,
 ) -> None:
-    """Regenerate a table or figure of the paper, next to the paper's numbers; go on where it stopped.
+    """Regenerate a table or figure of the paper next to the paper's numbers; continues interrupted runs.
 
     Example: qafel reproduce table1 --data smiles32.npz --seeds 3 --out runs/paper
     """

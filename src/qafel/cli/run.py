@@ -25,7 +25,7 @@ Changes = Annotated[
     typer.Option("--set", help="A setting, key=value; may be repeated.", metavar="KEY=VALUE"),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Worker processes; one per core when left out.")
+    int | None, typer.Option("--workers", help="Worker processes; default: one per core.")
 ]
 
 
@@ -89,23 +89,19 @@ def resumable() -> Iterator[None]:
 
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="A TOML file of settings; the defaults when left out.")
+        Path | None, typer.Argument(help="A TOML file of settings; default: all at their defaults.")
     ] = None,
     change: Changes = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="A new folder; runs/NAME-N when left out.")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A new folder; default: runs/NAME-N.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Continue the run in this folder.")] = None,
     workers: WorkersOption = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also export for TensorBoard.")] = False,
     checkpoint: Annotated[
-        float, typer.Option("--checkpoint", help="Save the run every so many seconds.", min=0)
+        float, typer.Option("--checkpoint", help="Seconds between checkpoints.", min=0)
     ] = 30.0,
     json: show.Json = False,
 ) -> None:
-    """Simulate: train clients on a virtual clock, in real frames, and write a run folder.
+    """Simulate training on a virtual clock, with real frames, and write a run folder.
 
     Example: qafel run --set algorithm=fedbuff --set uploads=2000 --out runs/mine
     """
@@ -115,7 +111,7 @@ def run(
     if resume is not None:
         if config is not None or change or out is not None:
             raise ConfigError(
-                "--resume goes on with the run's own settings: leave CONFIG, --set and --out out"
+                "--resume continues with the settings of the run; remove CONFIG, --set and --out"
             )
         folder = resume
         with live(folder.name, json) as bar, resumable():
@@ -184,7 +180,7 @@ def compare(
     workers: WorkersOption = None,
     json: show.Json = False,
 ) -> None:
-    """One table and one figure of several runs; what is finished in --out is not run again.
+    """Compare several runs in one table and one figure; finished runs in --out are reused.
 
     Example: qafel compare qafel fedbuff --set uploads=3000 --seeds 3 --out runs/mine
     """
@@ -244,7 +240,7 @@ def timeline(
     ] = None,
     json: show.Json = False,
 ) -> None:
-    """Who reports when, without training: concurrency and staleness of these settings in a moment.
+    """Simulate the clock without training: concurrency and staleness of these settings.
 
     Example: qafel timeline --set rate=125 --set uploads=100000
     """

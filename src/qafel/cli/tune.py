@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def tune(
     config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None,
     change: Changes = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Seeds that the last candidates run with.")] = 3,
-    budget: Annotated[int, typer.Option("--budget", help="Runs at most, FedBuff's included.")] = 40,
+    seeds: Annotated[int, typer.Option("--seeds", help="Seeds of the last candidates.")] = 3,
+    budget: Annotated[int, typer.Option("--budget", help="Largest number of runs, FedBuff's included.")] = 40,
     client: Annotated[
         list[str] | None, typer.Option("--client", help="A client quantizer to try; may be repeated.")
     ] = None,
@@ -24,7 +24,7 @@ def tune(
         list[str] | None, typer.Option("--server", help="A server quantizer to try; may be repeated.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Runs at the same time; one per core when left out.")
+        int | None, typer.Option("--jobs", help="Runs at the same time; default: one per core.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the figure.")] = Path(
         "runs/tune"

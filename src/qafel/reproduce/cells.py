@@ -24,7 +24,7 @@ CONCURRENT_UPLOADS = (60_000, 3000)
 QUICK_TARGET, QUICK_UPLOADS = 0.65, 3000
 """The quick version takes a few minutes: a lower target, and at most this many uploads."""
 RATES = {100: 125.0, 500: 627.0, 1000: 1253.0}
-"""Arrivals per unit of time for so many clients in flight."""
+"""Arrivals per unit of time, by the mean number of clients in flight."""
 
 
 class Cell(msgspec.Struct, frozen=True):
