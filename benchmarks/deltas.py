@@ -49,20 +49,20 @@ def record(data: str, seed: int = 0) -> dict[str, Vector]:
     quantizers = {"client_quantizer": QUANTIZER, "server_quantizer": QUANTIZER}
     chosen = settings({**base(data), **changes, **quantizers})
     learner = _Recorder(chosen.learner())
-    found: dict[str, Vector] = {}
+    vectors: dict[str, Vector] = {}
     known, version = learner.x.copy(), 0
 
-    def look(run: Simulation) -> None:
+    def take(run: Simulation) -> None:
         nonlocal known, version
         if run.server.version == version:
             return
         if run.uploads in wanted:
             name = f"{wanted[run.uploads]}-{run.uploads}"
-            found[f"client-{name}"], found[f"server-{name}"] = learner.last, run.server.x - known
+            vectors[f"client-{name}"], vectors[f"server-{name}"] = learner.last, run.server.x - known
         known, version = run.server.hidden.x.copy(), run.server.version
 
-    Simulation(chosen, learner, workers=1, progress=look).run()
-    return found
+    Simulation(chosen, learner, workers=1, progress=take).run()
+    return vectors
 
 
 def main() -> None:

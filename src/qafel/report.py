@@ -1,4 +1,4 @@
-"""Tables for people, and figures that people would rather look at than read."""
+"""Figures with matplotlib, drawn to files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +41,7 @@ Run = tuple[Sequence[float], Sequence[float]]
 
 
 def bands(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Run]]]]], y: str) -> Path:
-    """Panels side by side, each an x-label and (name, runs): the mean of the runs, and their spread."""
+    """Panels side by side, each an x-label and (name, runs): the mean of the runs and their range."""
     import numpy as np
 
     plt = pyplot()
@@ -61,22 +61,30 @@ def bands(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[R
         axis.set_xlabel(label)
     axes[0][0].set_ylabel(y)
     axes[0][0].legend()
-    return _save(figure, path)
+    save(figure, path)
+    return path
 
 
 def histogram(path: Path, counts: Mapping[int, int], x: str, y: str) -> Path:
-    """Bars."""
+    """A bar chart of counts."""
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(5, 3.2))
     axis.bar(list(counts), list(counts.values()), width=0.9, color=COLOURS["qafel"])
     axis.set_xlabel(x)
     axis.set_ylabel(y)
-    return _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> Path:
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    pyplot().close(figure)
+    save(figure, path)
     return path
+
+
+def save(figure: Any, *paths: Path) -> None:
+    """Write the figure to every path, in the format of its suffix, and close it.
+
+    Equal figures give equal bytes, SVG included.
+    """
+    plt = pyplot()
+    figure.tight_layout()
+    with plt.rc_context({"svg.hashsalt": "qafel"}):
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)

@@ -1,10 +1,9 @@
-"""Which quantizers to use for a task: those that need the fewest bytes to the target, and few more uploads.
+"""Search for the quantizers that reach a target with the fewest bytes and few more uploads than FedBuff.
 
-Candidates race: all pairs of a grid run with the first seed; the better half of them goes on with the next,
-and so on, until a few are left that have run with every seed, or the budget of runs is spent. FedBuff runs
-with every seed beside them. A candidate's cost is its MB, both ways together, as a share of FedBuff's on the
-same seeds; uploads beyond the allowance raise it steeply. The best is the cheapest that has run with the most
-seeds and is within the allowance.
+Successive halving: all pairs of a grid run with the first seed, the better half of them with the next, and so
+on, until every seed has been used or the budget of runs is spent. FedBuff runs with every seed. A candidate's
+cost is its MB, both ways together, divided by FedBuff's on the same seeds; uploads above the allowance raise
+it steeply. The best candidate is the cheapest of those that ran with the largest number of seeds.
 """
 
 import math
@@ -17,7 +16,7 @@ import msgspec
 
 from qafel import report
 from qafel.errors import ConfigError
-from qafel.records import finite, provenance
+from qafel.records import provenance, write_json
 from qafel.sim import Result, Settings
 from qafel.sim.batch import Outcome, State, run_all
 
@@ -25,11 +24,11 @@ CLIENTS = ("rotated:bits=0.3", "rotated:bits=0.45", "rotated:bits=0.7", "dither:
 SERVERS = ("deadzone:step=1.4", "deadzone:step=1.8", "deadzone:step=2.2", "deadzone:step=2.8")
 ALLOWANCE = 1.05
 STEEP = 4
-"""A candidate within the allowance by half a percent is as dear as one 2 % larger."""
+"""Exponent: uploads 1 % above the allowance raise the cost by 4 %."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A pair of quantizers, and what it took to the target, in units of FedBuff's on the same seeds."""
+    """A pair of quantizers and its costs to the target, in units of FedBuff's on the same seeds."""
 
     client: str
     server: str
@@ -37,16 +36,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     reached: int
     uploads: float
     up: float
-    """FedBuff's MB up over ours: how many times fewer."""
+    """FedBuff's MB up divided by this pair's."""
     down: float
     cost: float
-    """MB both ways over FedBuff's, raised where uploads are beyond the allowance."""
+    """MB both ways over FedBuff's, raised where uploads are above the allowance."""
     mb_up: float
     mb_down: float
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out."""
+    """The result of a search."""
 
     best: Candidate
     within: bool
@@ -71,7 +70,7 @@ def tune(
     servers: Sequence[str] = SERVERS,
     tell: Tell = lambda _what, _share: None,
 ) -> Tuned:
-    """Find the pair of quantizers for these settings; what lies finished in ``out`` is not run again."""
+    """Find the best pair of quantizers for these settings; runs that finished in ``out`` are reused."""
     if settings.target is None:
         raise ConfigError("tuning needs a target, an accuracy to reach: --set target=0.9")
     if seeds < 1:
@@ -88,36 +87,34 @@ def tune(
     for seed in range(seeds):
         left = left[: max(1, budget - race.done)]
         race.run({_name(pair, seed): race.settings(seed, pair=pair) for pair in left})
-        left = sorted(left, key=lambda pair: _judge(pair, race.found, seed + 1).cost)
+        left = sorted(left, key=lambda pair: _evaluate(pair, race.outcomes, seed + 1).cost)
         left = left[: max(2, math.ceil(len(left) / 2))]
         if race.done >= budget:
             break
-    found = sorted((_judge(pair, race.found, seeds) for pair in pairs), key=_order)
-    figure = draw(found, out / "tune.png")
-    best = found[0]
+    candidates = sorted((_evaluate(pair, race.outcomes, seeds) for pair in pairs), key=_order)
+    best = candidates[0]
     tuned = Tuned(
         best=best,
         within=best.reached == best.seeds and best.uploads <= ALLOWANCE,
-        candidates=found,
+        candidates=candidates,
         runs=race.done,
-        figure=str(figure),
+        figure=str(draw(candidates, out / "tune.png")),
     )
     body = {"tuned": tuned, "settings": settings.to_toml(), **provenance("qafel", "numpy", "numba", "torch")}
-    plain = finite(msgspec.to_builtins(body))
-    (out / "tune.json").write_bytes(msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n")
+    write_json(out / "tune.json", body)
     return tuned
 
 
 class _Race:
-    """Runs within a budget."""
+    """The runs so far, and the budget for all of them."""
 
     def __init__(self, settings: Settings, out: Path, jobs: int | None, budget: int, tell: Tell) -> None:
         self._settings, self._out, self._jobs, self._budget, self._tell = settings, out, jobs, budget, tell
-        self.found: dict[str, Outcome] = {}
+        self.outcomes: dict[str, Outcome] = {}
 
     @property
     def done(self) -> int:
-        return len(self.found)
+        return len(self.outcomes)
 
     def settings(self, seed: int, *, pair: tuple[str, str] | None = None, **changes: Any) -> Settings:
         """The settings of one run."""
@@ -126,7 +123,7 @@ class _Race:
         return msgspec.structs.replace(self._settings, seed=self._settings.seed + seed, **changes)
 
     def run(self, wanted: Mapping[str, Settings]) -> None:
-        """Run what the budget allows of it."""
+        """Run these settings, and keep their outcomes."""
         part: dict[str, float] = {}
 
         def tell(state: State) -> None:
@@ -134,7 +131,7 @@ class _Race:
             share = (self.done + sum(part.values())) / self._budget
             self._tell(f"{state.name}: {state.uploads:,} uploads", min(1.0, share))
 
-        self.found |= run_all(wanted, self._out / "runs", jobs=self._jobs, tell=tell)
+        self.outcomes |= run_all(wanted, self._out / "runs", jobs=self._jobs, tell=tell)
 
 
 def _name(pair: tuple[str, str], seed: int) -> str:
@@ -142,12 +139,12 @@ def _name(pair: tuple[str, str], seed: int) -> str:
     return f"{plain}-seed{seed}"
 
 
-def _judge(pair: tuple[str, str], found: Mapping[str, Outcome], seeds: int) -> Candidate:
-    """What a pair took, beside FedBuff on the seeds that both ran."""
+def _evaluate(pair: tuple[str, str], outcomes: Mapping[str, Outcome], seeds: int) -> Candidate:
+    """The costs of a pair, against FedBuff on the seeds that both ran."""
     both = []
     ran = 0
     for seed in range(seeds):
-        mine, theirs = found.get(_name(pair, seed)), found.get(f"fedbuff-seed{seed}")
+        mine, theirs = outcomes.get(_name(pair, seed)), outcomes.get(f"fedbuff-seed{seed}")
         if mine is None:
             continue
         ran += 1
@@ -182,11 +179,11 @@ def _order(candidate: Candidate) -> tuple[int, float]:
     return -candidate.seeds, candidate.cost
 
 
-def draw(found: Sequence[Candidate], path: Path) -> Path:
+def draw(candidates: Sequence[Candidate], path: Path) -> Path:
     """MB up against MB down of every candidate that reached the target; the colour is its uploads."""
     plt = report.pyplot()
     figure, axis = plt.subplots(figsize=(6.4, 4.6))
-    there = [c for c in found if c.reached]
+    there = [c for c in candidates if c.reached]
     if there:
         dots = axis.scatter(
             [c.mb_up for c in there],
@@ -201,7 +198,7 @@ def draw(found: Sequence[Candidate], path: Path) -> Path:
         axis.plot(
             [c.mb_up for c in edge], [c.mb_down for c in edge], color="#999999", linewidth=0.8, zorder=0
         )
-        best = found[0]
+        best = candidates[0]
         if best.reached:
             where = (best.mb_up, best.mb_down)
             axis.annotate(
@@ -209,8 +206,5 @@ def draw(found: Sequence[Candidate], path: Path) -> Path:
             )
     axis.set_xlabel("MB up")
     axis.set_ylabel("MB down")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    report.save(figure, path)
     return path

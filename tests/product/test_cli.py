@@ -1,47 +1,54 @@
-"""The command line as a user types it, in processes of its own."""
+"""The command line as a user types it."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from command import call, call_json, check_mistake, spawn
+from rich.console import Console
+
+from qafel.cli import app, show
 
 
-def qafel(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "qafel", *arguments], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == code, done.stderr
-    return done
-
-
-def qafel_json(*arguments: str) -> Any:
-    return json.loads(qafel(*arguments, "--json").stdout)
-
-
-def test_version_and_help() -> None:
+def test_version_and_help_in_a_process_of_its_own() -> None:
     from qafel import __version__
 
-    assert qafel("--version").stdout.strip() == __version__
-    assert "quantizers" in qafel("--help").stdout
+    assert spawn("--version").stdout.strip() == __version__
+    assert "quantizers" in spawn("--help").stdout
+    assert "nearest valid spec: 'qsgd:4'" in spawn("quantizers", "qsdg:4", code=2).stderr
 
 
-COMMANDS = [
-    "run", "compare", "timeline", "quantizers", "theory quantizers", "theory bound", "bench codec",
-    "bench sim", "bench memory", "demo",
-]  # fmt: skip
+def commands() -> Iterator[list[str]]:
+    """Every command of the app and of its sub-apps."""
+
+    def walk(command: Any, path: list[str]) -> Iterator[list[str]]:
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield path
+        for name, child in (inner or {}).items():
+            yield from walk(child, [*path, name])
+
+    return walk(typer.main.get_command(app), [])
 
 
-@pytest.mark.parametrize("command", [command.split() for command in COMMANDS])
+def test_commands_are_all_found() -> None:
+    names = {" ".join(command) for command in commands()}
+    assert {"run", "theory bound", "bench federation", "join", "federation-demo"} <= names
+
+
+@pytest.mark.parametrize("command", list(commands()), ids=" ".join)
 def test_every_command_has_help_with_an_example_and_json(command: list[str]) -> None:
-    text = " ".join(qafel(*command, "--help").stdout.split())
+    text = " ".join(call(*command, "--help").stdout.split())
     assert f"Example: qafel {' '.join(command)}" in text
     assert "--json" in text
 
@@ -49,9 +56,9 @@ def test_every_command_has_help_with_an_example_and_json(command: list[str]) -> 
 def test_quantizers_lists_every_registered_one() -> None:
     from qafel import registered
 
-    answer = qafel_json("quantizers", "--size", "1000")
+    answer = call_json("quantizers", "--size", "1000")
     assert {row["spec"].split(":")[0] for row in answer["quantizers"]} == set(registered())
-    text = qafel("quantizers", "qsgd:4", "--size", "29282").stdout
+    text = call("quantizers", "qsgd:4", "--size", "29282").stdout
     assert "14,645" in text
     assert "-23.4" in text
 
@@ -60,7 +67,7 @@ def test_quantizers_lists_every_registered_one() -> None:
 def test_quantizers_measures_on_a_vector_of_the_users(tmp_path: Path) -> None:
     path = tmp_path / "delta.npy"
     np.save(path, np.random.default_rng(0).standard_normal((20, 50)))
-    answer = qafel_json(
+    answer = call_json(
         "quantizers", "qsgd:4,bucket=256,norm=max", "topk:0.1", "--on", str(path), "--seeds", "16"
     )
     assert answer["size"] == 1000
@@ -70,27 +77,27 @@ def test_quantizers_measures_on_a_vector_of_the_users(tmp_path: Path) -> None:
     assert dense["delta"] == pytest.approx(1 - dense["nmse"])
     assert 4 < dense["bits"] < 4.3
     assert sparse["bias"] > 0.3
-    assert "bias²" in qafel("quantizers", "affine:4", "--on", str(path), "--seeds", "2").stdout
+    assert "bias²" in call("quantizers", "affine:4", "--on", str(path), "--seeds", "2").stdout
 
 
 def test_theory_answers_which_quantizers_and_what_they_cost() -> None:
-    rows = {row["spec"]: row for row in qafel_json("theory", "quantizers", "-T", "3000")["quantizers"]}
+    rows = {row["spec"]: row for row in call_json("theory", "quantizers", "-T", "3000")["quantizers"]}
     assert rows["qsgd:4"]["client"]
     assert not rows["qsgd:4"]["server"]
     assert rows["qsgd:4"]["server_bound"] is None
-    bound = qafel_json(
+    bound = call_json(
         "theory", "bound", "--local-rates", "0.001,0.0005", "--server", "topk:0.1", "--staleness", "25"
     )
     assert bound["rates"]["alpha"] == pytest.approx(0.0015)
     assert bound["rates"]["max_staleness_K"] == 3
     assert bound["totals"]["theorem"] == pytest.approx(sum(bound["terms"]["theorem"].values()))
     assert bound["totals"]["theorem"] > bound["totals"]["FedBuff"]
-    assert "condition holds" in qafel("theory", "bound").stdout
+    assert "condition holds" in call("theory", "bound").stdout
 
 
 @pytest.mark.slow
 def test_bench_codec_measures_against_its_yardstick() -> None:
-    answer = qafel_json(
+    answer = call_json(
         "bench", "codec", "qsgd:4,bucket=256,norm=max", "topk:0.1", "-d", "5000", "--rounds", "2"
     )
     assert answer["yardstick"] == "np.copyto"
@@ -105,13 +112,11 @@ def test_bench_codec_measures_against_its_yardstick() -> None:
 
 @pytest.mark.slow
 def test_the_demo_ends_with_a_table_and_a_figure(tmp_path: Path) -> None:
-    text = qafel("demo", "--uploads", "300", "--out", str(tmp_path)).stdout
+    text = call("demo", "--uploads", "300", "--out", str(tmp_path)).stdout
     assert "fedbuff ÷ qafel" in text
     assert str(tmp_path / "demo.png") in text.replace("\n", "")
     assert (tmp_path / "demo.png").stat().st_size > 10_000
-    rows = {
-        row["name"]: row for row in qafel_json("demo", "--uploads", "300", "--out", str(tmp_path))["rows"]
-    }
+    rows = {row["name"]: row for row in call_json("demo", "--uploads", "300", "--out", str(tmp_path))["rows"]}
     assert rows["fedbuff"]["bytes_up"][0] > 7.5 * rows["qafel"]["bytes_up"][0]
     assert rows["fedbuff"]["bytes_down"][0] > 7.5 * rows["qafel"]["bytes_down"][0]
 
@@ -129,7 +134,7 @@ def test_the_readme_shows_what_the_demo_printed() -> None:
 
 @pytest.mark.slow
 def test_bench_sim_measures_against_its_yardstick() -> None:
-    answer = qafel_json("bench", "sim", "--engine", "kernel", "--rounds", "1", "--uploads", "60")
+    answer = call_json("bench", "sim", "--engine", "kernel", "--rounds", "1", "--uploads", "60")
     assert "bare single-threaded PyTorch loop" in answer["yardstick"]
     (row,) = answer["speeds"]
     assert row["ratio"] == pytest.approx(row["updates_per_second"] / row["bare_per_second"])
@@ -164,25 +169,19 @@ def test_bench_sim_measures_against_its_yardstick() -> None:
     ],
 )
 def test_a_mistake_gets_one_sentence_and_exit_code_2(arguments: list[str], sentence: str) -> None:
-    done = qafel(*arguments, code=2)
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert "Traceback" not in done.stderr
-    assert not done.stdout
+    check_mistake(sentence, *arguments)
 
 
 @pytest.mark.slow
 def test_a_folder_that_cannot_be_written_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = qafel("demo", "--uploads", "5", "--out", str(tmp_path / "file" / "demo"), code=2)
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
+    check_mistake("error: ", "demo", "--uploads", "5", "--out", str(tmp_path / "file" / "demo"))
 
 
 @pytest.mark.slow
 def test_debug_shows_the_traceback() -> None:
     for arguments in (["--debug", "quantizers", "qsdg:4"], ["quantizers", "qsdg:4", "--debug"]):
-        assert "Traceback" in qafel(*arguments, code=1).stderr
+        assert "Traceback" in spawn(*arguments, code=1).stderr
 
 
 @pytest.mark.slow
@@ -198,29 +197,15 @@ def test_debug_shows_the_traceback() -> None:
         ["run", "--set", "uploads=20"],
     ],
 )
-def test_no_number_is_cut_on_a_terminal_of_80_columns(command: list[str], tmp_path: Path) -> None:
-    import pty
-
-    master, slave = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
-    done = subprocess.run(
-        [sys.executable, "-m", "qafel", *command],
-        stdout=slave,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        timeout=300,
-        cwd=tmp_path,
-    )
-    os.close(slave)
-    text = b""
-    try:
-        while chunk := os.read(master, 65536):
-            text += chunk
-    except OSError:
-        pass
-    os.close(master)
-    assert done.returncode == 0
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode()).splitlines()
+def test_no_number_is_cut_on_a_terminal_of_80_columns(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = StringIO()
+    monkeypatch.setattr(show, "console", Console(file=screen, width=80, force_terminal=True, no_color=True))
+    monkeypatch.chdir(tmp_path)
+    call(*command)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).splitlines()
+    assert len(lines) > 2
     assert "…" not in "".join(lines)
     assert max(len(line.rstrip()) for line in lines[1:]) <= 80  # the title may be longer
 

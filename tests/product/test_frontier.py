@@ -2,11 +2,11 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import call, call_json, check_mistake
+from command import settings as command_settings
 
 from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
 from qafel.errors import SpecError
@@ -31,25 +31,25 @@ TASK = {
 
 def test_tuning_races_pairs_within_its_budget_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     pairs = {"clients": ["rotated:bits=0.5", "dither:step=2"], "servers": ["deadzone:step=1.8", "sign"]}
-    found = tune(settings(TASK), tmp_path, seeds=2, budget=8, jobs=2, **pairs)  # type: ignore[arg-type]
-    assert found.runs == 8  # two of FedBuff, four pairs with the first seed, two with the second
-    assert [c.seeds for c in found.candidates] == [2, 2, 1, 1]
-    assert found.best == found.candidates[0]
-    assert found.best.reached == 2
-    assert found.best.cost <= found.candidates[1].cost
-    assert (found.best.up, found.best.down) > (10, 10)
-    assert json.loads((tmp_path / "tune.json").read_text())["tuned"]["best"]["client"] == found.best.client
-    assert Path(found.figure).stat().st_size > 10_000
+    tuned = tune(settings(TASK), tmp_path, seeds=2, budget=8, jobs=2, **pairs)  # type: ignore[arg-type]
+    assert tuned.runs == 8  # two of FedBuff, four pairs with the first seed, two with the second
+    assert [c.seeds for c in tuned.candidates] == [2, 2, 1, 1]
+    assert tuned.best == tuned.candidates[0]
+    assert tuned.best.reached == 2
+    assert tuned.best.cost <= tuned.candidates[1].cost
+    assert (tuned.best.up, tuned.best.down) > (10, 10)
+    assert json.loads((tmp_path / "tune.json").read_text())["tuned"]["best"]["client"] == tuned.best.client
+    assert Path(tuned.figure).stat().st_size > 10_000
     again = tune(settings(TASK), tmp_path, seeds=2, budget=8, jobs=2, **pairs)  # type: ignore[arg-type]
-    assert again == found
+    assert again == tuned
 
 
 def test_a_pair_that_never_arrives_is_the_dearest(tmp_path: Path) -> None:
     chosen = settings({**TASK, "target": 0.99, "uploads": 200})
-    found = tune(chosen, tmp_path, seeds=1, budget=2, jobs=1, clients=["sign"], servers=["sign"])
-    assert found.best.reached == 0
-    assert math.isinf(found.best.cost)
-    assert not found.within
+    tuned = tune(chosen, tmp_path, seeds=1, budget=2, jobs=1, clients=["sign"], servers=["sign"])
+    assert tuned.best.reached == 0
+    assert math.isinf(tuned.best.cost)
+    assert not tuned.within
 
 
 @pytest.mark.parametrize(
@@ -62,23 +62,15 @@ def test_a_pair_that_never_arrives_is_the_dearest(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_gets_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    command = [sys.executable, "-m", "qafel", "tune", *arguments, "--out", str(tmp_path / "tune")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+    check_mistake(sentence, "tune", *arguments, "--out", str(tmp_path / "tune"))
 
 
 def test_tune_as_a_command_names_the_best_pair(tmp_path: Path) -> None:
-    words = [word for key, value in TASK.items() for word in ("--set", f"{key}={value}")]
     small = ["--client", "rotated:bits=0.5", "--server", "deadzone:step=1.8", "--seeds", "1", "--budget", "2"]
-    command = [sys.executable, "-m", "qafel", "tune", *words, *small, "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert "--set client_quantizer=rotated:bits=0.5 --set server_quantizer=deadzone:step=1.8" in done.stdout
-    answer = json.loads(
-        subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=300, check=True).stdout
-    )
-    assert answer["best"]["server"] == "deadzone:step=1.8"
+    command = ["tune", *command_settings(**TASK), *small, "--out", str(tmp_path)]
+    best = "--set client_quantizer=rotated:bits=0.5 --set server_quantizer=deadzone:step=1.8"
+    assert best in call(*command).stdout
+    assert call_json(*command)["best"]["server"] == "deadzone:step=1.8"
 
 
 def test_the_frontier_in_miniature_is_beside_fedbuff(tmp_path: Path) -> None:
@@ -104,8 +96,8 @@ def test_runs_of_qafel_use_the_measured_pair_unless_the_model_is_small_or_somebo
 
 def test_the_readme_gives_the_committed_numbers_of_the_frontier() -> None:
     root = Path(__file__).parents[2]
-    found = json.loads((root / "results" / "frontier" / "smiles32" / "frontier.json").read_text())
-    default = found["numbers"]["against FedBuff"]["default"]
+    study = json.loads((root / "results" / "frontier" / "smiles32" / "frontier.json").read_text())
+    default = study["numbers"]["against FedBuff"]["default"]
     text = " ".join((root / "README.md").read_text(encoding="utf-8").split())
     wanted = (
         f"{default['mb_up'][0]:.1f} times fewer MB up and {default['mb_down'][0]:.1f} times fewer down at "

@@ -9,24 +9,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from command import call, call_json, check_mistake, saved_run, settings, spawn
 
 pytestmark = pytest.mark.slow
 
-SMALL = [
-    "--set", "data=digits", "--set", "model=mlp", "--set", "partition=dirichlet:1", "--set", "clients=60",
-    "--set", "local_rate=0.1", "--set", "epochs=2", "--set", "evaluate_every=200",
-]  # fmt: skip
-
-
-def qafel(*arguments: str, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "qafel", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
-    assert done.returncode == code, done.stderr
-    return done
+SMALL = settings(
+    data="digits",
+    model="mlp",
+    partition="dirichlet:1",
+    clients=60,
+    local_rate=0.1,
+    epochs=2,
+    evaluate_every=200,
+)
 
 
 def same_run(one: Path, two: Path) -> bool:
@@ -43,7 +41,7 @@ def same_run(one: Path, two: Path) -> bool:
 
 def test_a_run_leaves_its_folder_with_everything_in_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    text = qafel("run", *SMALL, "--set", "uploads=600", "--out", str(folder), "--tensorboard").stdout
+    text = call("run", *SMALL, *settings(uploads=600), "--out", str(folder), "--tensorboard").stdout
     assert str(folder) in text.replace("\n", "")
     names = {path.name for path in folder.iterdir()}
     assert names == {
@@ -62,9 +60,7 @@ def test_a_run_leaves_its_folder_with_everything_in_it(tmp_path: Path) -> None:
 
     assert sum(tensor.size for tensor in load_file(folder / "model.safetensors").values()) == summary["size"]
     again = tmp_path / "again"
-    answer = json.loads(
-        qafel("run", str(folder / "config.toml"), "--out", str(again), "--workers", "1", "--json").stdout
-    )
+    answer = call_json("run", str(folder / "config.toml"), "--out", str(again), "--workers", "1")
     assert answer["digest"] == summary["digest"]
     assert same_run(folder, again)
 
@@ -75,11 +71,11 @@ def saved(folder: Path) -> int:
 
 
 def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(tmp_path: Path) -> None:
-    settings = [*SMALL, "--set", "uploads=2000", "--set", "rate=40"]
-    qafel("run", *settings, "--out", str(tmp_path / "whole"))
+    chosen = [*SMALL, *settings(uploads=2000, rate=40)]
+    call("run", *chosen, "--out", str(tmp_path / "whole"))
     folder, kills = tmp_path / "killed", 0
     chance = random.Random(7)
-    command = ["run", *settings, "--out", str(folder), "--checkpoint", "0.1"]
+    command = ["run", *chosen, "--out", str(folder), "--checkpoint", "0.1"]
     while kills < 5:
         process = subprocess.Popen(
             [sys.executable, "-m", "qafel", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -95,16 +91,16 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(tmp_path: Path) -
             break
         command = ["run", "--resume", str(folder), "--checkpoint", "0.1"]
     else:
-        qafel("run", "--resume", str(folder))
+        call("run", "--resume", str(folder))
     assert kills >= 1
     assert same_run(tmp_path / "whole", folder)
 
 
 def test_ctrl_c_saves_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
-    settings = [*SMALL, "--set", "uploads=1500"]
-    qafel("run", *settings, "--out", str(tmp_path / "whole"))
+    chosen = [*SMALL, *settings(uploads=1500)]
+    call("run", *chosen, "--out", str(tmp_path / "whole"))
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "qafel", "run", *settings, "--out", str(folder)]
+    command = [sys.executable, "-m", "qafel", "run", *chosen, "--out", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (folder / "metrics.jsonl").exists() or (folder / "metrics.jsonl").stat().st_size < 300:
         time.sleep(0.02)
@@ -113,15 +109,15 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert f"qafel run --resume {folder}" in errors
     assert "Traceback" not in errors
-    assert "has not ended" in qafel("compare", str(folder), code=2).stderr
-    qafel("run", "--resume", str(folder))
+    check_mistake("has not ended", "compare", str(folder))
+    call("run", "--resume", str(folder))
     assert same_run(tmp_path / "whole", folder)
-    assert "nothing to resume" in qafel("run", "--resume", str(folder), code=2).stderr
+    check_mistake("nothing to resume", "run", "--resume", str(folder))
 
 
 def test_workers_end_when_their_run_is_killed(tmp_path: Path) -> None:
-    settings = [*SMALL, "--set", "uploads=100000", "--out", str(tmp_path / "run"), "--workers", "2"]
-    process = subprocess.Popen([sys.executable, "-m", "qafel", "run", *settings], stderr=subprocess.DEVNULL)
+    chosen = [*SMALL, *settings(uploads=100_000), "--out", str(tmp_path / "run"), "--workers", "2"]
+    process = subprocess.Popen([sys.executable, "-m", "qafel", "run", *chosen], stderr=subprocess.DEVNULL)
     children: list[str] = []
     while len(children) < 2:
         time.sleep(0.05)
@@ -136,28 +132,24 @@ def test_workers_end_when_their_run_is_killed(tmp_path: Path) -> None:
 
 
 def test_compare_runs_what_is_missing_and_takes_what_is_there(tmp_path: Path) -> None:
-    settings = [*SMALL, "--set", "uploads=400", "--seeds", "2", "--out", str(tmp_path / "c")]
-    text = qafel("compare", "qafel", "fedbuff", *settings).stdout
+    chosen = [*SMALL, *settings(uploads=400), "--seeds", "2", "--out", str(tmp_path / "c")]
+    text = call("compare", "qafel", "fedbuff", *chosen).stdout
     assert "fedbuff ÷ qafel" in text
     assert "±" in text
     before = (tmp_path / "c" / "qafel-seed1" / "summary.json").read_bytes()
-    rows = json.loads(qafel("compare", "qafel", "fedbuff", *settings, "--json").stdout)["rows"]
+    rows = call_json("compare", "qafel", "fedbuff", *chosen)["rows"]
     assert (tmp_path / "c" / "qafel-seed1" / "summary.json").read_bytes() == before
     assert rows[1]["bytes_up"][0] > 6 * rows[0]["bytes_up"][0]
     assert (tmp_path / "c" / "compare.png").stat().st_size > 10_000
     folders = [str(tmp_path / "c" / name) for name in ("qafel-seed0", "fedbuff-seed0")]
-    text = qafel("compare", *folders, "--out", str(tmp_path / "d")).stdout
+    text = call("compare", *folders, "--out", str(tmp_path / "d")).stdout
     assert "fedbuff-seed0 ÷ qafel-seed0" in text
-    assert "other settings" in qafel("compare", "qafel", *settings, "--set", "rate=7", code=2).stderr
+    check_mistake("other settings", "compare", "qafel", *chosen, "--set", "rate=7")
 
 
 def test_the_timeline_alone_says_what_concurrency_and_staleness_will_be(tmp_path: Path) -> None:
     picture = tmp_path / "staleness.png"
-    answer = json.loads(
-        qafel(
-            "timeline", "--set", "rate=125", "--set", "uploads=50000", "--out", str(picture), "--json"
-        ).stdout
-    )
+    answer = call_json("timeline", *settings(rate=125, uploads=50_000), "--out", str(picture))
     assert answer["concurrency"] == pytest.approx(100, rel=0.02)
     assert picture.stat().st_size > 5000
 
@@ -186,7 +178,7 @@ def test_the_timeline_alone_says_what_concurrency_and_staleness_will_be(tmp_path
         (["run", "nowhere.toml"], "cannot read nowhere.toml"),
         (["run", __file__], "is not a TOML file"),
         (["run", "--resume", "/"], "is not the folder of a run"),
-        (["run", "--resume", "x", "--set", "a=1"], "--resume goes on with the run's own settings"),
+        (["run", "--resume", "x", "--set", "a=1"], "--resume continues with the settings of the run"),
         (["compare", "qafle"], "did you mean 'qafel'?"),
         (["compare", "qafel", "--seeds", "0"], "--seeds must be at least 1"),
         (["compare", "/"], "is not the folder of a run"),
@@ -196,12 +188,10 @@ def test_the_timeline_alone_says_what_concurrency_and_staleness_will_be(tmp_path
     ],
 )
 def test_a_mistake_gets_one_sentence_exit_code_2_and_leaves_no_folder(
-    arguments: list[str], sentence: str, tmp_path: Path
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = qafel(*arguments, code=2, cwd=tmp_path)
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    check_mistake(sentence, *arguments)
     assert not list(tmp_path.glob("runs/*-1"))
 
 
@@ -222,7 +212,7 @@ def test_a_model_that_returns_nan_stops_the_run_with_one_sentence(
         f"        return self.layer(x.flatten(1)) * (float('nan') if {when} else 1)\n"
     )
     arguments = ["run", "--set", "data=digits", "--set", "model=mine:Bad", "--out", "run"]
-    done = qafel(*arguments, code=2, cwd=tmp_path)
+    done = spawn(*arguments, code=2, cwd=tmp_path)
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
@@ -234,7 +224,7 @@ def test_a_model_of_the_users_own_runs_from_the_command_line(tmp_path: Path) -> 
         "nn.Linear(64, classes))\n"
     )
     arguments = ["run", "--set", "data=digits", "--set", "model=mine:net", "--set", "uploads=50", "--json"]
-    answer = json.loads(qafel(*arguments, cwd=tmp_path).stdout)
+    answer = json.loads(spawn(*arguments, cwd=tmp_path).stdout)
     assert answer["size"] == 650
     assert answer["settings"]["model"] == "mine:net"
 
@@ -247,7 +237,7 @@ def test_a_full_disk_ends_in_one_sentence_and_no_result(tmp_path: Path) -> None:
 
     arguments = ["run", *SMALL, "--set", "uploads=300", "--out", str(tmp_path / "run"), "--checkpoint", "0"]
     environment = {**os.environ, "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "")}
-    done = qafel(*arguments, code=2, preexec_fn=limit, env={k: v for k, v in environment.items() if v})
+    done = spawn(*arguments, code=2, preexec_fn=limit, env={k: v for k, v in environment.items() if v})
     assert "cannot write to" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -257,50 +247,26 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     folder, path = tmp_path / "run", tmp_path / "data.npz"
     np.savez(path, x=rng.random((400, 5), dtype=np.float32), y=np.arange(400) % 2)
-    settings = [
-        "--set",
-        f"data={path}",
-        "--set",
-        "model=mlp",
-        "--set",
-        "uploads=100000",
-        "--out",
-        str(folder),
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "qafel", "run", *settings, "--checkpoint", "0.1"], stderr=subprocess.DEVNULL
-    )
-    while not (folder / "checkpoint.bin").exists():
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
+    with saved_run(folder, *settings(data=path, model="mlp", uploads=100_000)):
+        pass
     np.savez(path, x=rng.random((400, 5), dtype=np.float32), y=np.arange(400) % 2)
-    assert "the data or the model is not what it was" in qafel("run", "--resume", str(folder), code=2).stderr
+    check_mistake("the data or the model is not what it was", "run", "--resume", str(folder))
 
 
 def test_a_damaged_checkpoint_gets_one_sentence(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "qafel", "run", *SMALL, "--set", "uploads=50000", "--out", str(folder)]
-    process = subprocess.Popen([*command, "--checkpoint", "0.1"], stderr=subprocess.DEVNULL)
-    while not (folder / "checkpoint.bin").exists():
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
+    with saved_run(folder, *SMALL, *settings(uploads=50_000)):
+        pass
     data = bytearray((folder / "checkpoint.bin").read_bytes())
     data[len(data) // 2] ^= 1
     (folder / "checkpoint.bin").write_bytes(data)
-    assert "is damaged" in qafel("run", "--resume", str(folder), code=2).stderr
+    check_mistake("is damaged", "run", "--resume", str(folder))
 
 
 def test_two_processes_cannot_write_to_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "qafel", "run", *SMALL, "--set", "uploads=50000", "--out", str(folder)]
-    process = subprocess.Popen([*command, "--checkpoint", "0.1"], stderr=subprocess.DEVNULL)
-    while not (folder / "checkpoint.bin").exists():
-        time.sleep(0.05)
-    assert "another process" in qafel("run", "--resume", str(folder), code=2).stderr
-    process.kill()
-    process.wait()
+    with saved_run(folder, *SMALL, *settings(uploads=50_000)):
+        check_mistake("another process", "run", "--resume", str(folder))
 
 
 def data(name: str) -> str:
@@ -311,17 +277,7 @@ def data(name: str) -> str:
 
 
 def test_digits_reach_95_percent(tmp_path: Path) -> None:
-    arguments = [
-        *SMALL,
-        "--set",
-        "uploads=9000",
-        "--set",
-        "target=0.95",
-        "--out",
-        str(tmp_path / "run"),
-        "--json",
-    ]
-    answer = json.loads(qafel("run", *arguments).stdout)
+    answer = call_json("run", *SMALL, *settings(uploads=9000, target=0.95), "--out", str(tmp_path / "run"))
     assert answer["reason"] == "target"
     assert answer["accuracy"] >= 0.95
 
@@ -333,7 +289,7 @@ def test_real_faces_reach_90_percent_with_the_papers_cnn(algorithm: str, tmp_pat
         f"algorithm={algorithm}", "seed=1",
     ]  # fmt: skip
     arguments = [word for value in values for word in ("--set", value)]
-    answer = json.loads(qafel("run", *arguments, "--out", str(tmp_path / "run"), "--json").stdout)
+    answer = call_json("run", *arguments, "--out", str(tmp_path / "run"))
     assert answer["reason"] == "target"
     assert answer["size"] == 29_282
 
@@ -346,7 +302,7 @@ def test_the_closed_loop_of_the_mushrooms_study_learns(tmp_path: Path) -> None:
         "client_quantizer=qsgd:levels=4", "server_quantizer=qsgd:levels=8",
     ]  # fmt: skip
     arguments = [word for value in values for word in ("--set", value)]
-    answer = json.loads(qafel("run", *arguments, "--out", str(tmp_path / "run"), "--json").stdout)
+    answer = call_json("run", *arguments, "--out", str(tmp_path / "run"))
     assert answer["accuracy"] > 0.9
     assert answer["concurrency"]["max"] == 100
 
@@ -354,14 +310,10 @@ def test_the_closed_loop_of_the_mushrooms_study_learns(tmp_path: Path) -> None:
 def test_equal_seeds_give_equal_bytes_and_others_do_not() -> None:
     from qafel.sim import simulate
 
-    shared: dict[str, Any] = {
-        "data": "digits",
-        "model": "softmax",
-        "clients": 30,
-        "uploads": 60,
-        "workers": 1,
-    }
-    one, two, other = (simulate(seed=seed, **shared) for seed in (3, 3, 4))
+    one, two, other = (
+        simulate(seed=seed, data="digits", model="softmax", clients=30, uploads=60, workers=1)
+        for seed in (3, 3, 4)
+    )
     assert one.summary.digest == two.summary.digest != other.summary.digest
     assert one.x is not None
     assert two.x is not None

@@ -1,6 +1,4 @@
-"""How fast the codecs are: in units of ``np.copyto`` of the same array, timed in the same rounds, on one
-thread.
-"""
+"""Speed of the codecs on one thread, in units of ``np.copyto`` of the same array in the same rounds."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""What the quantizers lose for what they send, on vectors of a real run; how fast the entropy coders are."""
+"""Bits against error of the quantizers on vectors of a real run, and the speed of the entropy coders."""
 
 import statistics
 import zipfile
@@ -62,7 +62,7 @@ class Coder(msgspec.Struct, frozen=True):
     encode_ratio: float
     decode_ratio: float
     encode_millions: float
-    """Numbers a second."""
+    """Million numbers per second."""
     decode_millions: float
 
 
@@ -122,12 +122,12 @@ def coders(deltas: Mapping[str, Vector], rounds: int = 15, size: int = SIZE) -> 
             set_threads(many)
             q = np.rint(x / step + dither).astype(np.int16)
             data = encode_integers(q, coding)
-            most = int(np.abs(q).max())
+            max_value = int(np.abs(q).max())
             times = []
             for _ in range(rounds):
                 copy = seconds(lambda: np.copyto(twin, x))
                 encode = seconds(lambda q=q, coding=coding: encode_integers(q, coding))  # type: ignore[misc]
-                decode = seconds(lambda data=data, most=most: decode_integers(data, size, most))  # type: ignore[misc]
+                decode = seconds(lambda data=data, m=max_value: decode_integers(data, size, m))  # type: ignore[misc]
                 times.append((copy, encode, decode))
             yield Coder(
                 coding=coding,
@@ -144,8 +144,8 @@ def coders(deltas: Mapping[str, Vector], rounds: int = 15, size: int = SIZE) -> 
         set_threads(before)
 
 
-def draw(found: Sequence[Point], path: Path) -> Path:
-    """Bits against NMSE, unbiased and biased, with what is possible for a normal vector."""
+def draw(measured: Sequence[Point], path: Path) -> Path:
+    """Bits against NMSE, unbiased and biased, with the rate-distortion bound for a normal vector."""
     plt = report.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
     bits = np.linspace(0.05, 8, 200)
@@ -155,7 +155,7 @@ def draw(found: Sequence[Point], path: Path) -> Path:
     for axis, unbiased in zip(axes, (True, False), strict=True):
         axis.plot(bits, bounds[unbiased], color="#333333", linestyle="--", label="bound for a normal vector")
         for k, family in enumerate(FAMILIES):
-            mine = [p for p in found if p.family == family and p.unbiased == unbiased]
+            mine = [p for p in measured if p.family == family and p.unbiased == unbiased]
             if mine:
                 mine.sort(key=lambda p: p.bits)
                 axis.plot([p.bits for p in mine], [p.nmse for p in mine], "o-", color=f"C{k % 10}",
@@ -170,8 +170,5 @@ def draw(found: Sequence[Point], path: Path) -> Path:
         axis.set_xlabel("bits a coordinate")
         axis.legend(fontsize=7)
     axes[0].set_ylabel("squared error ÷ squared norm")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    report.save(figure, path)
     return path

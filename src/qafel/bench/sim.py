@@ -1,23 +1,21 @@
-"""How fast the simulator is: uploads per second, in units of a bare PyTorch loop timed in the same rounds.
+"""Speed of the simulator: uploads per second, in units of a bare PyTorch loop timed in the same rounds.
 
-The yardstick is what one would write first: load the parameters, forward, backward, flat delta; one thread, a
-process of its own, the paper's CNN on 20 images. It is timed bare, and with the memory settings that our
-workers use. What is measured against it is a whole run on all cores: QAFeL with 4 bits each way, the clock,
-the codecs and the server included.
+The yardstick is the simplest loop: load the parameters, forward, backward, flat delta; one thread in a
+process of its own, the paper's CNN on 20 images. It is timed as it is, and with the memory settings of our
+workers. A whole run on all cores is measured against it: QAFeL with 4 bits each way, clock, codecs and server
+included.
 """
 
 import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from qafel.config import DEFAULT_QUANTIZER
-from qafel.errors import QafelError
 from qafel.sim import Clock, Settings, Simulation
 from qafel.sim.timeline import Timeline
 from qafel.tasks.data.faces import Faces
@@ -31,7 +29,7 @@ WARM = 100
 """Uploads that are not timed, before an engine's rounds: the yardstick warms up as well."""
 
 FOUR_BITS: dict[str, Any] = {"client_quantizer": DEFAULT_QUANTIZER, "server_quantizer": DEFAULT_QUANTIZER}
-"""QAFeL 4/4, whatever runs use where nobody says."""
+"""QAFeL 4/4, set here because the defaults of runs are other quantizers."""
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -56,30 +54,15 @@ class Timelines(msgspec.Struct, frozen=True):
     events_per_second: float
 
 
-class Memory(msgspec.Struct, frozen=True):
-    """The peak resident memory of all processes together."""
-
-    name: str
-    model: str
-    clients: int
-    in_flight: int
-    processes: int
-    megabytes: float
-    """Memory that processes share is counted once (PSS)."""
-    megabytes_in_full: float
-    """The sum of each process's own peak (VmHWM): what they share is counted in each."""
-    spilled_megabytes: float
-
-
 def images() -> Table:
     """Clients with 20 images each, in memory."""
     faces, count = Faces(), 0
-    found: list[tuple[Any, Any]] = []
+    people: list[tuple[Any, Any]] = []
     while count < (CLIENTS + 50) * IMAGES:
-        found.append(faces.samples(len(found)))
-        count += len(found[-1][1])
-    x = np.concatenate([x for x, _ in found])[: (CLIENTS + 50) * IMAGES]
-    y = np.concatenate([y for _, y in found])[: len(x)]
+        people.append(faces.samples(len(people)))
+        count += len(people[-1][1])
+    x = np.concatenate([x for x, _ in people])[: (CLIENTS + 50) * IMAGES]
+    y = np.concatenate([y for _, y in people])[: len(x)]
     pixels = np.round((np.moveaxis(x, 1, -1) + 1) * 127.5).astype(np.uint8)
     held = np.arange(len(y)) >= CLIENTS * IMAGES
     return Table(pixels, y, np.arange(len(y)) // IMAGES, held)
@@ -101,7 +84,7 @@ class Yardstick:
         return float(self._pipe.recv_bytes())
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the process."""
         self._process.terminate()
         self._process.join()
 
@@ -138,7 +121,7 @@ def _bare(pipe: Any, tuned: bool) -> None:
 
 
 def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], None]) -> Iterator[Speed]:
-    """Each engine against the yardstick, round by round."""
+    """Each engine against the yardsticks, round by round."""
     tell("starting the yardsticks")
     bare, tuned = Yardstick(tuned=False), Yardstick(tuned=True)
     try:
@@ -154,23 +137,29 @@ def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], 
                 **FOUR_BITS,
             )
             learner = settings.learner()
-            warm = Simulation(msgspec.structs.replace(settings, uploads=WARM), learner, layout=learner.layout)
-            warm.run()
+            Simulation(msgspec.structs.replace(settings, uploads=WARM), learner, layout=learner.layout).run()
             rows = []
             for k in range(rounds):
                 tell(f"{engine}: round {k + 1} of {rounds}")
-                yards = bare.per_second(1.5), tuned.per_second(1.5)
-                run = Simulation(settings, learner, workers=cores(), layout=learner.layout)
-                run.run()
-                seconds = run.seconds["total"] - run.seconds["evaluation"]
-                done = (run.uploads + len(run.frames)) / seconds  # trained: arrived, or still in flight
-                lost = 1 - run.pool.seconds[1] / (run.workers * seconds)
-                rows.append((done, done / yards[0], done / yards[1], lost, yards[0]))
+                rows.append(_round(settings, learner, bare, tuned))
             medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-            yield Speed(engine, cores(), medians[0], medians[4], medians[1], medians[2], medians[3])
+            yield Speed(engine, cores(), *medians)
     finally:
         bare.close()
         tuned.close()
+
+
+def _round(
+    settings: Settings, learner: Any, bare: Yardstick, tuned: Yardstick
+) -> tuple[float, float, float, float, float]:
+    """Updates/s, the bare loop's, the ratios to both loops, and the share of time not spent on training."""
+    yards = bare.per_second(1.5), tuned.per_second(1.5)
+    run = Simulation(settings, learner, workers=cores(), layout=learner.layout)
+    run.run()
+    seconds = run.seconds["total"] - run.seconds["evaluation"]
+    done = (run.uploads + len(run.frames)) / seconds  # trained: arrived, or still in flight
+    not_training = 1 - run.pool.seconds[1] / (run.workers * seconds)
+    return done, yards[0], done / yards[0], done / yards[1], not_training
 
 
 def timelines(rounds: int) -> Iterator[Timelines]:
@@ -183,76 +172,12 @@ def timelines(rounds: int) -> Iterator[Timelines]:
         ),
     }
     for name, (clock, clients) in clocks.items():
-        found = []
+        rates = []
         for _ in range(rounds):
             timeline, count = Timeline(clock, clients=clients, buffer_size=10), 0
             timeline.block()
             start = time.perf_counter()
             while count < EVENTS:
                 count += timeline.block()[0]
-            found.append(count / (time.perf_counter() - start))
-        yield Timelines(name, statistics.median(found))
-
-
-MEMORY: dict[str, dict[str, Any]] = {
-    "million": {
-        "clients": 1_000_000,
-        "arrivals": "refill",
-        "concurrency": 10_000,
-        "uploads": 2000,
-        "evaluate_every": 2000,
-    },
-    "resnet18": {
-        "model": "resnet18",
-        "arrivals": "refill",
-        "concurrency": 1000,
-        "steps": 1,
-        "batch_size": 2,
-        "uploads": 50,
-        "evaluate_every": 50,
-        "held_out_samples": 4,
-    },
-}
-
-
-def memory(name: str, out: Path, progress: Callable[[Simulation], None]) -> Memory:
-    """Run one of MEMORY in this process and its workers, and look at their memory while it runs."""
-    from qafel.runs.folder import RunFolder
-
-    settings = Settings(**FOUR_BITS, **MEMORY[name])
-    learner = settings.learner()
-    folder = RunFolder.create(out, settings.to_toml())
-    peaks: list[float] = []
-    shared, seen = 0.0, 0.0
-
-    def tell(run: Simulation) -> None:
-        nonlocal shared, seen
-        progress(run)
-        pids = ["self", *map(str, run.pool.processes)]
-        if run.seconds["total"] - seen > 0.5 or run.reason:
-            seen = run.seconds["total"]
-            shared = max(shared, sum(_kilobytes(pid, "smaps_rollup", "Pss:") for pid in pids))
-        if run.reason:  # the last event, while the workers live
-            peaks.extend(_kilobytes(pid, "status", "VmHWM:") for pid in pids)
-
-    run = Simulation(settings, learner, folder=folder, layout=learner.layout, progress=tell)
-    run.run()
-    folder.close()
-    return Memory(
-        name=name,
-        model=settings.model,
-        clients=learner.clients,
-        in_flight=run.peak,
-        processes=len(peaks),
-        megabytes=shared * 1.024e-3,
-        megabytes_in_full=sum(peaks) * 1.024e-3,
-        spilled_megabytes=run.frames.spilled / 1e6,
-    )
-
-
-def _kilobytes(pid: str, file: str, field: str) -> float:
-    try:
-        lines = Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise QafelError("memory is measured through /proc, which this system does not have") from error
-    return float(next(line.split()[1] for line in lines if line.startswith(field)))
+            rates.append(count / (time.perf_counter() - start))
+        yield Timelines(name, statistics.median(rates))

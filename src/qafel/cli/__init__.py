@@ -8,12 +8,12 @@ from typing import Annotated, TextIO, cast
 import typer
 
 from qafel import __version__
-from qafel.cli import bench, demo, federation, quantizers, reproduce, run, theory, tune
+from qafel.cli import bench, demo, federation, quantizers, reproduce, run, show, theory, tune
 from qafel.errors import QafelError, QafelWarning
 
 app = typer.Typer(
     name="qafel",
-    help="Asynchronous federated learning that sends almost nothing.",
+    help="Asynchronous federated learning with quantized messages in both directions.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,9 +35,9 @@ app.command("keys")(federation.keys)
 app.command("status")(federation.status)
 app.command("federation-demo")(federation.federation_demo)
 
-USAGE, INTERRUPTED = 2, 130
+USAGE = 2
 Misuse = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
-"""What typer raises for a wrong command line: click's own, or that of the click inside newer versions."""
+"""The error of a wrong command line: click's, or that of the copy of click in newer versions of typer."""
 _show_other = warnings.showwarning
 
 
@@ -58,7 +58,7 @@ def _options(
 
 
 def main() -> None:
-    """Run a command; a mistake gets one sentence and exit code 2, a traceback only with --debug."""
+    """Run a command; an error prints one sentence and exits with code 2, with --debug a traceback."""
     warnings.showwarning = _show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -69,14 +69,14 @@ def main() -> None:
     except (QafelError, OSError, MemoryError, Misuse) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
-        code = _complain(error)
-    if code == INTERRUPTED:
+        code = _print_error(error)
+    if code == show.INTERRUPTED:
         typer.secho("stopped", err=True)
     sys.exit(code)
 
 
-def _complain(error: Exception) -> int:
-    """Say what was wrong in one sentence; the exit code."""
+def _print_error(error: Exception) -> int:
+    """Print the error in one sentence and return the exit code."""
     message = error.format_message() if isinstance(error, Misuse) else str(error)
     if isinstance(error, MemoryError):
         message = f"not enough memory: {message}"

@@ -8,18 +8,19 @@ import typer
 
 from qafel.cli import show
 from qafel.cli.run import live, print_comparison, resumable
-from qafel.errors import ConfigError
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Of the faces, the clock, the batches and the quantizers.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the faces, the clock, the batches and the quantizers.")
+    ] = 0,
     uploads: Annotated[int, typer.Option(help="Client uploads of each algorithm.")] = 5000,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; a new one in runs/ when left out.")
+        Path | None, typer.Option(help="Folder for the runs; default: a new one in runs/.")
     ] = None,
     json: show.Json = False,
 ) -> None:
-    """QAFeL beside FedBuff: 7,474 asynchronous clients, drawn faces, the paper's CNN, real frames.
+    """Compare QAFeL with FedBuff: 7,474 asynchronous clients, drawn faces, the paper's CNN, real frames.
 
     Example: qafel demo --uploads 1000 --out runs/demo
     """
@@ -27,8 +28,7 @@ def demo(
     from qafel.runs.folder import new_folder
     from qafel.sim import Settings, comparison
 
-    if uploads < 1:
-        raise ConfigError(f"--uploads must be at least 1, not {uploads}")
+    show.at_least_one(uploads=uploads)
     report.pyplot()
     shared = Settings(uploads=uploads, seed=seed, evaluate_every=min(250, uploads))
     runs = {name: [msgspec.structs.replace(shared, algorithm=name)] for name in ("qafel", "fedbuff")}
@@ -43,4 +43,4 @@ def demo(
     print_comparison(
         rows, f"Smiling or not: {uploads:,} uploads of {results['qafel'][0].summary.clients:,} clients"
     )
-    show.console.print(f"\nFigure: {figure}", soft_wrap=True, highlight=False)
+    show.line(f"\nFigure: {figure}")

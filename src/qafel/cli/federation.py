@@ -13,16 +13,15 @@ from qafel.cli import show
 from qafel.cli.run import Changes, print_result
 from qafel.errors import ConfigError, FencedError
 
-INTERRUPTED = 130
 BROKER = "nats://127.0.0.1:4222"
 BrokerUrl = Annotated[
     str, typer.Option("--broker", help="nats:// or tls:// address; of a cluster, several with commas.")
 ]
-Keys = Annotated[Path | None, typer.Option("--keys", help="A folder that qafel keys made for this one.")]
+Keys = Annotated[Path | None, typer.Option("--keys", help="This party's folder, made by qafel keys.")]
 
 
 class Log:
-    """What happens, line by line: for people, or JSON for machines."""
+    """The log of a server or client on standard error: text lines, or JSON lines."""
 
     def __init__(self, json: bool, who: str) -> None:
         self._json, self._who = json, who
@@ -48,7 +47,7 @@ class Log:
 
 
 def broker(
-    folder: Annotated[Path, typer.Option("--dir", help="Where it keeps its store and its log.")] = Path(
+    folder: Annotated[Path, typer.Option("--dir", help="Folder for its store and its log.")] = Path(
         "runs/broker"
     ),
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
@@ -97,26 +96,28 @@ def broker(
                 pass
         except KeyboardInterrupt:
             return
-    raise ConfigError(f"the broker ended by itself; see {folder / 'broker.log'}")
+    raise ConfigError(f"the broker process ended; see {folder / 'broker.log'}")
 
 
 def serve(
-    plan: Annotated[Path | None, typer.Argument(help="JOB.toml: the plan; defaults when left out.")] = None,
+    plan: Annotated[
+        Path | None, typer.Argument(help="JOB.toml: the plan; default: all settings at their defaults.")
+    ] = None,
     change: Changes = None,
     broker: BrokerUrl = BROKER,
     state: Annotated[
-        Path | None, typer.Option("--state", help="The server's folder; runs/NAME when left out.")
+        Path | None, typer.Option("--state", help="The server's folder; default: runs/NAME.")
     ] = None,
     keys: Keys = None,
     standby: Annotated[
-        bool, typer.Option("--standby", help="Wait until the server there is gives no sign of life.")
+        bool, typer.Option("--standby", help="Wait until the running server fails, then take over.")
     ] = False,
     metrics: Annotated[
         int | None, typer.Option("--metrics", help="Port on loopback for /metrics, /healthz, /readyz.")
     ] = None,
     json: show.Json = False,
 ) -> None:
-    """Be the server of a federation until its training has ended.
+    """Run the server of a federation until its training has ended.
 
     Example: qafel serve JOB.toml --broker nats://127.0.0.1:4222 --state runs/server
     """
@@ -133,8 +134,8 @@ def serve(
         log("stopped", detail=str(error))
         raise typer.Exit(3) from None
     except KeyboardInterrupt:
-        log("stopped", detail=f"start it again with the same --state {folder} to go on")
-        raise typer.Exit(INTERRUPTED) from None
+        log("stopped", detail=f"run the same command with --state {folder} to continue")
+        raise typer.Exit(show.INTERRUPTED) from None
     if json:
         show.json({"folder": str(folder), "summary": result.summary})
         return
@@ -147,16 +148,16 @@ def join(
     client: Annotated[int, typer.Option("--client", help="This client's number.", min=0)] = 0,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Data of its own; its share of the plan's when left out."),
+        typer.Option("--data", help="The client's own data; default: its share of the plan's data."),
     ] = None,
     state: Annotated[
-        Path | None, typer.Option("--state", help="A folder to go on from after a restart.")
+        Path | None, typer.Option("--state", help="A folder for its state, to continue from after a restart.")
     ] = None,
     keys: Keys = None,
-    tasks: Annotated[int | None, typer.Option("--tasks", help="Leave after so many.", min=1)] = None,
+    tasks: Annotated[int | None, typer.Option("--tasks", help="Leave after this many tasks.", min=1)] = None,
     json: show.Json = False,
 ) -> None:
-    """Be a client of a federation: follow the model, train, send updates, until the training has ended.
+    """Run a client of a federation: follow the model, train and send updates until training has ended.
 
     Example: qafel join qafel --broker nats://127.0.0.1:4222 --client 7 --state runs/client-7
     """
@@ -169,7 +170,7 @@ def join(
         )
     except KeyboardInterrupt:
         log("stopped")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(show.INTERRUPTED) from None
     if json:
         show.json(done)
         return
@@ -181,7 +182,7 @@ def join(
 
 
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where the keys go.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the keys.")],
     name: Annotated[str, typer.Option("--name", help="The federation's name.")] = "qafel",
     clients: Annotated[int, typer.Option("--clients", help="Keys for clients 0 to N − 1.", min=0)] = 8,
     host: Annotated[
@@ -208,10 +209,10 @@ def status(
     name: Annotated[str, typer.Argument(help="The federation's name.")] = "qafel",
     broker: BrokerUrl = BROKER,
     keys: Keys = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the status once and exit.")] = False,
     json: show.Json = False,
 ) -> None:
-    """A live view of a running federation; Ctrl-C ends the view, not the federation.
+    """Show a live view of a running federation; Ctrl-C ends the view, not the federation.
 
     Example: qafel status qafel --broker nats://127.0.0.1:4222
     """
@@ -222,33 +223,33 @@ def status(
     seen = watch(name, broker, keys)
     try:
         if json or once or not show.console.is_terminal:
-            for found in seen:
-                show.json(found) if json else show.console.print(_view(found))
+            for status in seen:
+                show.json(status) if json else show.console.print(_view(status))
                 if once:
                     return
         with Live(console=show.console, refresh_per_second=4) as view:
-            for found in seen:
-                view.update(_view(found))
+            for status in seen:
+                view.update(_view(status))
     except KeyboardInterrupt:
         return
 
 
-def _view(found: dict[str, Any]) -> Any:
+def _view(status: dict[str, Any]) -> Any:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    bar = "█" * round(20 * found["buffer"][0] / max(1, found["buffer"][1]))
+    bar = "█" * round(20 * status["buffer"][0] / max(1, status["buffer"][1]))
     rows = {
-        "federation": f"{found['name']}   term {found['term']}   {found['seconds']:,.0f} s",
-        "version": f"{found['version']:,}",
-        "uploads": f"{found['uploads']:,} of {found['wanted']:,}",
-        "rejected": ", ".join(f"{n:,} {why}" for why, n in found["rejected"].items()) or "none",
-        "buffer": f"{bar:<20} {found['buffer'][0]} of {found['buffer'][1]}",
-        "staleness": f"{found['staleness']:.2f}",
-        "training now": f"{found['leases'][0]:,} of at most {found['leases'][1]:,}",
-        "MB up, down": f"{found['bytes_up'] / 1e6:,.2f}, {found['bytes_down'] / 1e6:,.2f}",
-        "accuracy": "–" if found["accuracy"] is None else f"{100 * found['accuracy']:.1f} %",
-        "ended by" if found["reason"] else "seen": found["reason"] or time.strftime("%H:%M:%S"),
+        "federation": f"{status['name']}   term {status['term']}   {status['seconds']:,.0f} s",
+        "version": f"{status['version']:,}",
+        "uploads": f"{status['uploads']:,} of {status['wanted']:,}",
+        "rejected": ", ".join(f"{n:,} {why}" for why, n in status["rejected"].items()) or "none",
+        "buffer": f"{bar:<20} {status['buffer'][0]} of {status['buffer'][1]}",
+        "staleness": f"{status['staleness']:.2f}",
+        "training now": f"{status['leases'][0]:,} of at most {status['leases'][1]:,}",
+        "MB up, down": f"{status['bytes_up'] / 1e6:,.2f}, {status['bytes_down'] / 1e6:,.2f}",
+        "accuracy": "–" if status["accuracy"] is None else f"{100 * status['accuracy']:.1f} %",
+        "ended by" if status["reason"] else "seen": status["reason"] or time.strftime("%H:%M:%S"),
     }
     for key, value in rows.items():
         table.add_row(f"[bold]{key}[/bold]", value)
@@ -256,14 +257,16 @@ def _view(found: dict[str, Any]) -> Any:
 
 
 def federation_demo(
-    uploads: Annotated[int, typer.Option("--uploads", help="Updates until it ends.", min=100)] = 1500,
-    seed: Annotated[int, typer.Option("--seed", help="Of the shares, the batches and the quantizers.")] = 0,
+    uploads: Annotated[int, typer.Option("--uploads", help="Updates until training ends.", min=100)] = 1500,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the shares, the batches and the quantizers.")
+    ] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="A new folder; one in runs/ when left out.")
+        Path | None, typer.Option("--out", help="A new folder; default: a new one in runs/.")
     ] = None,
     json: show.Json = False,
 ) -> None:
-    """A broker, a server and eight clients as processes of this machine; one is killed, one joins late.
+    """Run a broker, a server and eight clients on this machine; one is killed, one joins late.
 
     Example: qafel federation-demo --out runs/federation
     """
@@ -282,25 +285,20 @@ def federation_demo(
         show.json({"folder": str(folder), "summary": result.summary, "clients": clients})
         return
     print_result(result, folder / "server")
-    digest = result.summary.digest[16:]
-    show.table(
-        "\nThe clients",
-        ["client", "tasks", "MB up", "MB down", "version", "x̂ is the server's"],
-        [
-            [
-                f"{number}" + " (late)" * (number == experiment.LATE),
-                *(
-                    [
-                        f"{done.tasks:,}",
-                        f"{done.bytes_up / 1e6:.2f}",
-                        f"{done.bytes_down / 1e6:.2f}",
-                        f"{done.version:,}",
-                        "yes" if done.digest == digest else "NO",
-                    ]
-                    if done
-                    else ["killed", "–", "–", "–", "–"]
-                ),
+    _print_clients(clients, result.summary.digest[16:], experiment.LATE)
+
+
+def _print_clients(clients: dict[int, Any], digest: str, late: int) -> None:
+    rows = []
+    for number, done in clients.items():
+        cells = ["killed", "–", "–", "–", "–"]
+        if done:
+            megabytes = [f"{count / 1e6:.2f}" for count in (done.bytes_up, done.bytes_down)]
+            cells = [
+                f"{done.tasks:,}",
+                *megabytes,
+                f"{done.version:,}",
+                "yes" if done.digest == digest else "NO",
             ]
-            for number, done in clients.items()
-        ],
-    )
+        rows.append([f"{number}" + " (late)" * (number == late), *cells])
+    show.table("\nThe clients", ["client", "tasks", "MB up", "MB down", "version", "x̂ is the server's"], rows)

@@ -1,10 +1,9 @@
 """A federation on this machine: a broker, a server and eight clients of different speeds, as processes.
 
-One client is killed on the way, one joins late; all that are left end at the server's x̂.
+One client is killed during training and one joins late; the others end with the server's x̂.
 """
 
 import contextlib
-import json
 import multiprocessing
 import os
 import time
@@ -19,12 +18,13 @@ from qafel.config import Job
 from qafel.errors import QafelError
 from qafel.federation import Broker, Joined, Plan, join, planned, serve
 from qafel.federation.status import watch
+from qafel.records import write_json
 from qafel.runs.result import Result, load
 from qafel.vectors import Vector
 
 CLIENTS, KILLED, LATE = 8, 3, 7
 PAUSE = 0.01
-"""Client k takes k + 1 such pauses longer over a task."""
+"""Seconds; client k pauses k + 1 times as long before every task."""
 _fork = multiprocessing.get_context("fork")
 
 
@@ -64,7 +64,7 @@ def _client(chosen: Plan, url: str, folder: Path, number: int) -> None:
         return delta
 
     done = join(chosen.name, url, client=number, train=train, state=folder / f"client-{number}")
-    (folder / f"client-{number}.json").write_bytes(msgspec.json.encode(done))
+    write_json(folder / f"client-{number}.json", done)
     os._exit(0)
 
 
@@ -74,7 +74,7 @@ def demo(
     seed: int = 0,
     tell: Callable[[str, float], None] = lambda what, share: None,  # noqa: ARG005
 ) -> tuple[Result, dict[int, Joined | None]]:
-    """Run it; the server's result, and what every client did (None: it was killed)."""
+    """Run the demo; return the server's result and the summary of every client, None if it was killed."""
     import torch
 
     torch.set_num_threads(1)
@@ -105,5 +105,5 @@ def demo(
     done: dict[int, Joined | None] = {}
     for number in sorted(clients):
         path = folder / f"client-{number}.json"
-        done[number] = msgspec.convert(json.loads(path.read_bytes()), Joined) if path.exists() else None
+        done[number] = msgspec.json.decode(path.read_bytes(), type=Joined) if path.exists() else None
     return load(folder / "server"), done

@@ -33,19 +33,17 @@ SHOWN = (
 )
 
 Size = Annotated[int, typer.Option("--size", "-d", help="Dimension: coordinates of the vector.")]
-Specs = Annotated[
-    list[str] | None, typer.Argument(help="Specs to show; a selection of all kinds when left out.")
-]
+Specs = Annotated[list[str] | None, typer.Argument(help="Specs to show; default: a selection of all kinds.")]
 
 
 def check_size(size: int) -> None:
-    """Complain about a dimension that no vector can have."""
+    """Raise ConfigError for a dimension that no vector can have."""
     if not 1 <= size <= vectors.MAX_SIZE:
         raise ConfigError(f"--size must be from 1 to {vectors.MAX_SIZE:,}, not {size}")
 
 
 def specs_or_all(specs: list[str] | None, size: int) -> list[str]:
-    """What the user named, checked; otherwise a selection that has every registered quantizer in it."""
+    """The given specs, checked; by default a selection with every registered quantizer."""
     check_size(size)
     if specs:
         return [quantizer(spec).spec for spec in specs]
@@ -72,14 +70,14 @@ def quantizers(
     seeds: Annotated[int, typer.Option(help="Seeds to measure with.")] = 64,
     json: show.Json = False,
 ) -> None:
-    """Every quantizer with its bits, and ω and δ of Definition 1 at a dimension; or measured on a vector.
+    """List quantizers with their bits, ω and δ (Definition 1) at a dimension, or measure them on a vector.
 
     Example: qafel quantizers qsgd:4 topk:0.1 --size 1000000
     """
     if on is not None:
         _measured(specs, load_vector(on), seeds, json)
         return
-    found = [quantizer(spec) for spec in specs_or_all(specs, size)]
+    chosen = [quantizer(spec) for spec in specs_or_all(specs, size)]
     if json:
         rows = [
             {
@@ -91,7 +89,7 @@ def quantizers(
                 "delta": q.delta(size),
                 "c_max": theory.c_max(4 * size, q.max_bytes(size)),
             }
-            for q in found
+            for q in chosen
         ]
         show.json({"size": size, "quantizers": rows})
         return
@@ -108,7 +106,7 @@ def quantizers(
                 show.number(q.delta(size)),
                 str(theory.c_max(4 * size, q.max_bytes(size))),
             ]
-            for q in found
+            for q in chosen
         ),
     )
 

@@ -1,7 +1,7 @@
 """``qafel reproduce``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +10,7 @@ from qafel.cli.run import Changes, resumable
 from qafel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rich.progress import Progress
 
@@ -26,65 +26,71 @@ def reproduce(
         str | None,
         typer.Option(
             help="Data of the studies with the CNN: faces (the default), smiles32.npz, CelebA's folder, …; "
-            "of mushrooms: a table with two classes (breast-cancer when left out)."
+            "of mushrooms: a table with two classes (default: breast-cancer)."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each cell.")] = 3,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few minutes: an easier target, fewer uploads.")
+        bool, typer.Option("--quick", help="Take a few minutes: a lower target, fewer uploads.")
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at the same time; one per core when left out.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at the same time; default: one per core.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for runs and results; runs/reproduce-DATA when left out.")
+        Path | None, typer.Option(help="Folder for runs and results; default: runs/reproduce-DATA.")
     ] = None,
     change: Changes = None,
     json: show.Json = False,
 ) -> None:
-    """Regenerate a table or figure of the paper, next to the paper's numbers; go on where it stopped.
+    """Regenerate a table or figure of the paper next to the paper's numbers; continues interrupted runs.
 
     Example: qafel reproduce table1 --data smiles32.npz --seeds 3 --out runs/paper
     """
     from qafel import report
     from qafel import reproduce as studies
-    from qafel.tasks.settings import parse, unknown
+    from qafel.tasks.settings import unknown
 
     if name != "all" and name not in NAMES:
         raise unknown("study", name, (*NAMES, "all"))
-    changes = {}
-    for text in change or ():
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes key=value, not {text!r}")
-        changes[key.strip()] = parse(value.strip())
+    changes = _parsed(change or ())
     report.pyplot()
     if out is not None:
         show.out_folder(out)
-    found = []
+    results = []
     for wanted in NAMES if name == "all" else (name,):
-        own = (
-            data
-            if name != "all" or (data is not None and (wanted == LOGISTIC) == _is_logistic(data))
-            else None
-        )
         with show.progress(json) as bar, resumable():
-            tell = _teller(bar, wanted)
             study = studies.reproduce(
                 wanted,
-                data=own,
+                data=_data_for(wanted, data) if name == "all" else data,
                 seeds=seeds,
                 quick=quick,
                 jobs=jobs,
                 out=out,
                 changes=changes if wanted not in (LOGISTIC, "theory") else {},
-                tell=tell,
+                tell=_teller(bar, wanted),
             )
-        found.append(study)
+        results.append(study)
         if not json:
             _print(study)
     if json:
-        show.json(found if name == "all" else found[0])
+        show.json(results if name == "all" else results[0])
+
+
+def _parsed(changes: "Iterable[str]") -> dict[str, Any]:
+    """Settings from key=value."""
+    from qafel.tasks.settings import parse
+
+    settings = {}
+    for text in changes:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes key=value, not {text!r}")
+        settings[key.strip()] = parse(value.strip())
+    return settings
+
+
+def _data_for(study: str, data: str | None) -> str | None:
+    """The data that ``all`` gives to a study: tables to the logistic-regression study, images to the rest."""
+    table = data is not None and (data == "breast-cancer" or data.endswith((".libsvm", ".libsvm.gz", ".svm")))
+    return data if (study == LOGISTIC) == table else None
 
 
 def _teller(bar: "Progress", name: str) -> "Callable[[str, float], None]":
@@ -92,19 +98,14 @@ def _teller(bar: "Progress", name: str) -> "Callable[[str, float], None]":
     return lambda what, share: bar.update(task, description=f"{name}: {what}", completed=share)
 
 
-def _is_logistic(data: str) -> bool:
-    """Whether ``all`` should give this data to the logistic-regression study: a table, not images."""
-    return data == "breast-cancer" or data.endswith((".libsvm", ".libsvm.gz", ".svm"))
-
-
 def _print(study: "Study") -> None:
     for table in study.tables:
         show.table(table.title, table.columns, table.rows)
-        show.console.print()
+        show.line()
     for claim in study.claims:
         mark, style = ("held    ", "green") if claim.held else ("not held", "red")
         show.console.print(f"[{style}]{mark}[/]  {claim.text}", soft_wrap=True, highlight=False)
-        show.console.print(f"          {claim.numbers}", soft_wrap=True, highlight=False, markup=False)
+        show.line(f"          {claim.numbers}")
     for note in study.notes:
-        show.console.print(f"note      {note}", soft_wrap=True, highlight=False, markup=False)
-    show.console.print(f"\nWritten: {' '.join(study.files)}\n", soft_wrap=True, highlight=False, markup=False)
+        show.line(f"note      {note}")
+    show.line(f"\nWritten: {' '.join(study.files)}\n")

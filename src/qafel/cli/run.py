@@ -6,25 +6,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from qafel.cli import show
 from qafel.errors import ConfigError
+from qafel.records import write_json
 
 if TYPE_CHECKING:
     from qafel.runs.result import Result
     from qafel.sim import Simulation
     from qafel.sim.comparison import Row
 
-INTERRUPTED = 130
 CLIENTS = 7474
-"""Of a timeline whose settings do not say: those of the paper who train."""
+"""Default number of clients of a timeline: the training clients of the paper."""
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting, key=value; may be repeated.", metavar="KEY=VALUE"),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Worker processes; one per core when left out.")
+    int | None, typer.Option("--workers", help="Worker processes; default: one per core.")
 ]
 
 
@@ -76,35 +77,31 @@ def live(name: str, quiet: bool) -> Iterator[Live]:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Say how to go on after Ctrl-C."""
+    """Print how to continue after Ctrl-C, and exit."""
     from qafel.sim import Stopped
 
     try:
         yield
     except Stopped as stopped:
         typer.echo(str(stopped), err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(show.INTERRUPTED) from None
 
 
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="A TOML file of settings; the defaults when left out.")
+        Path | None, typer.Argument(help="A TOML file of settings; default: all at their defaults.")
     ] = None,
     change: Changes = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="A new folder; runs/NAME-N when left out.")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on with the run in this folder.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A new folder; default: runs/NAME-N.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Continue the run in this folder.")] = None,
     workers: WorkersOption = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also export for TensorBoard.")] = False,
     checkpoint: Annotated[
-        float, typer.Option("--checkpoint", help="Save the run every so many seconds.", min=0)
+        float, typer.Option("--checkpoint", help="Seconds between checkpoints.", min=0)
     ] = 30.0,
     json: show.Json = False,
 ) -> None:
-    """Simulate: train clients on a virtual clock, in real frames, and write a run folder.
+    """Simulate training on a virtual clock, with real frames, and write a run folder.
 
     Example: qafel run --set algorithm=fedbuff --set uploads=2000 --out runs/mine
     """
@@ -114,7 +111,7 @@ def run(
     if resume is not None:
         if config is not None or change or out is not None:
             raise ConfigError(
-                "--resume goes on with the run's own settings: leave CONFIG, --set and --out out"
+                "--resume continues with the settings of the run; remove CONFIG, --set and --out"
             )
         folder = resume
         with live(folder.name, json) as bar, resumable():
@@ -138,13 +135,13 @@ def run(
                 checkpoint_seconds=checkpoint,
             )
     if json:
-        show.json({"folder": str(folder), **_builtins(result.summary)})
+        show.json({"folder": str(folder), **msgspec.structs.asdict(result.summary)})
         return
     print_result(result, folder)
 
 
 def print_result(result: "Result", folder: Path) -> None:
-    """The table of one run, and where its figure lies."""
+    """The table of one run, and the paths of its folder and figure."""
     s = result.summary
     mode = "broadcast" if s.downlink == "broadcast" else "downloaded"
     show.table(
@@ -164,13 +161,13 @@ def print_result(result: "Result", folder: Path) -> None:
         ],
     )
     speed = f"{s.uploads / s.seconds['total']:,.0f} uploads/s, {s.version:,} server steps"
-    show.console.print(f"\n{speed}", highlight=False)
+    show.line(f"\n{speed}")
     if s.target:
         reached = f"{s.target['uploads']:,.0f} uploads, {s.target['bytes_up'] / 1e6:,.2f} MB up"
-        show.console.print(f"Target {s.settings['target']} reached after {reached}")
-    show.console.print(f"Run folder: {folder}", soft_wrap=True, highlight=False)
+        show.line(f"Target {s.settings['target']} reached after {reached}")
+    show.line(f"Run folder: {folder}")
     if (folder / "curves.png").exists():
-        show.console.print(f"Figure: {folder / 'curves.png'}", soft_wrap=True, highlight=False)
+        show.line(f"Figure: {folder / 'curves.png'}")
 
 
 def compare(
@@ -183,14 +180,13 @@ def compare(
     workers: WorkersOption = None,
     json: show.Json = False,
 ) -> None:
-    """One table and one figure of several runs; what is finished in --out is not run again.
+    """Compare several runs in one table and one figure; finished runs in --out are reused.
 
     Example: qafel compare qafel fedbuff --set uploads=3000 --seeds 3 --out runs/mine
     """
     from qafel.sim import comparison
 
-    if seeds < 1:
-        raise ConfigError(f"--seeds must be at least 1, not {seeds}")
+    show.at_least_one(seeds=seeds)
     wanted = comparison.groups(runs, change or (), seeds)
     show.out_folder(out)
     with live(runs[0], json) as bar, resumable():
@@ -198,12 +194,12 @@ def compare(
     rows = comparison.table(results)
     figure = comparison.draw(results, out / "compare.png")
     answer = {"figure": str(figure), "rows": rows}
-    (out / "compare.json").write_bytes(_encode(answer))
+    write_json(out / "compare.json", answer)
     if json:
         show.json(answer)
         return
     print_comparison(rows, f"Comparison over {seeds} seed{'s' * (seeds > 1)}")
-    show.console.print(f"\nFigure: {figure}", soft_wrap=True, highlight=False)
+    show.line(f"\nFigure: {figure}")
 
 
 def print_comparison(rows: "list[Row]", title: str) -> None:
@@ -244,7 +240,7 @@ def timeline(
     ] = None,
     json: show.Json = False,
 ) -> None:
-    """Who reports when, without training: concurrency and staleness of these settings in a moment.
+    """Simulate the clock without training: concurrency and staleness of these settings.
 
     Example: qafel timeline --set rate=125 --set uploads=100000
     """
@@ -252,7 +248,7 @@ def timeline(
     from qafel.sim.timeline import study
 
     chosen = sim.read(config, change or ())
-    found = study(
+    result = study(
         chosen.clock(),
         clients=chosen.clients or CLIENTS,
         buffer_size=chosen.job(1).buffer_size,
@@ -261,14 +257,14 @@ def timeline(
         uploads=chosen.uploads,
     )
     if out:
-        report.histogram(out, dict(enumerate(found.staleness)), "staleness", "updates")
+        report.histogram(out, dict(enumerate(result.staleness)), "staleness", "updates")
     if json:
-        show.json(found)
+        show.json(result)
         return
-    total = sum(found.staleness)
-    mean = sum(tau * n for tau, n in enumerate(found.staleness)) / total if total else 0.0
+    total = sum(result.staleness)
+    mean = sum(tau * n for tau, n in enumerate(result.staleness)) / total if total else 0.0
     show.table(
-        f"{found.events:,} events, {found.uploads:,} uploads in {found.time:,.1f} units of time",
+        f"{result.events:,} events, {result.uploads:,} uploads in {result.time:,.1f} units of time",
         [
             "clock",
             "in flight (mean)",
@@ -282,27 +278,15 @@ def timeline(
         [
             [
                 chosen.clock().arrivals,
-                f"{found.concurrency:.1f}",
+                f"{result.concurrency:.1f}",
                 f"{mean:.2f}",
-                f"{max(0, len(found.staleness) - 1)}",
-                f"{found.steps:,}",
-                f"{found.lost:,}",
-                f"{found.turned_away:,}",
-                f"{found.rejected:,}",
+                f"{max(0, len(result.staleness) - 1)}",
+                f"{result.steps:,}",
+                f"{result.lost:,}",
+                f"{result.turned_away:,}",
+                f"{result.rejected:,}",
             ]
         ],
     )
     if out:
-        show.console.print(f"\nFigure: {out}", soft_wrap=True, highlight=False)
-
-
-def _builtins(value: Any) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(value)
-
-
-def _encode(value: Any) -> bytes:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+        show.line(f"\nFigure: {out}")

@@ -1,4 +1,4 @@
-"""Printing: a table for people, JSON for machines."""
+"""Printing: tables, lines, progress bars and JSON."""
 
 import math
 import os
@@ -18,8 +18,10 @@ from qafel.records import finite
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
-FOLDED = 16
-"""The first column of a table is never narrower."""
+MIN_FIRST_COLUMN = 16
+"""The least width of a table's first column."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 console = Console()
 """Standard output."""
@@ -28,15 +30,15 @@ err = Console(stderr=True)
 
 
 def progress(quiet: bool) -> Progress:
-    """A progress bar on standard error; none when only a machine reads along."""
+    """A progress bar on standard error; hidden if ``quiet`` or without a terminal."""
     return Progress(console=err, transient=True, disable=quiet or not err.is_terminal)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table whose first column is text and whose others are numbers; no number is ever cut.
+    """Print a table whose first column is text and whose others are numbers; numbers are never cut.
 
-    On a terminal of 80 columns, headings go over several lines and the first column is folded; on a
-    narrower one, lines are longer than it.
+    Where the table is wider than the terminal, headings and the first column are folded; on a very narrow
+    terminal, lines are longer than it.
     """
     cells = [list(row) for row in rows]
     body = [max(len(row[k]) for row in cells) for k in range(len(columns))]
@@ -44,7 +46,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     room, gap = console.width if console.is_terminal else 160, "  "
     if sum(widths) + 2 * len(widths) > room:
         widths, gap = [max([body[k], *map(len, column.split())]) for k, column in enumerate(columns)], " "
-        widths[0] = max(FOLDED, min(widths[0], room - sum(widths[1:]) - len(widths)))
+        widths[0] = max(MIN_FIRST_COLUMN, min(widths[0], room - sum(widths[1:]) - len(widths)))
     console.print(title, style="italic", soft_wrap=True, highlight=False)
     for index, row in enumerate([list(columns), *cells]):
         folded = [_fold(cell, widths[k]) for k, cell in enumerate(row)]
@@ -52,6 +54,11 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
         for parts in zip(*([""] * (height - len(lines)) + lines for lines in folded), strict=True):
             line = [part.rjust(widths[k]) if k else part.ljust(widths[0]) for k, part in enumerate(parts)]
             console.print(Text(gap.join(line).rstrip(), style="" if index else "bold"), soft_wrap=True)
+
+
+def line(text: str = "") -> None:
+    """Print text as it is, without wrapping."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def _fold(text: str, width: int) -> list[str]:
@@ -72,7 +79,7 @@ def json(value: Any) -> None:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number as a person would write it."""
+    """A number with ``digits`` significant digits; large ones with thousands separators."""
     if math.isnan(value):
         return "unknown"
     if math.isinf(value):
@@ -87,7 +94,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def out_folder(path: Path) -> Path:
-    """A folder to write to, made now: what cannot be written is better known before the work."""
+    """Create a folder to write to; called before the work, so that an error comes early."""
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--out must be a folder, and {path} is a file")
     try:
@@ -99,6 +106,13 @@ def out_folder(path: Path) -> Path:
             f"cannot write to {path} ({error.strerror or error}); choose another --out"
         ) from error
     return path
+
+
+def at_least_one(**options: int) -> None:
+    """Raise ConfigError for an option below 1."""
+    for name, value in options.items():
+        if value < 1:
+            raise ConfigError(f"--{name} must be at least 1, not {value}")
 
 
 def yes(value: bool) -> str:

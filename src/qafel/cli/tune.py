@@ -1,19 +1,22 @@
 """``qafel tune``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qafel.cli import show
 from qafel.cli.run import Changes, resumable
 
+if TYPE_CHECKING:
+    from qafel.tune import Tuned
+
 
 def tune(
     config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None,
     change: Changes = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Seeds that the last candidates run with.")] = 3,
-    budget: Annotated[int, typer.Option("--budget", help="Runs at most, FedBuff's included.")] = 40,
+    seeds: Annotated[int, typer.Option("--seeds", help="Seeds of the last candidates.")] = 3,
+    budget: Annotated[int, typer.Option("--budget", help="Largest number of runs, FedBuff's included.")] = 40,
     client: Annotated[
         list[str] | None, typer.Option("--client", help="A client quantizer to try; may be repeated.")
     ] = None,
@@ -21,7 +24,7 @@ def tune(
         list[str] | None, typer.Option("--server", help="A server quantizer to try; may be repeated.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Runs at the same time; one per core when left out.")
+        int | None, typer.Option("--jobs", help="Runs at the same time; default: one per core.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the figure.")] = Path(
         "runs/tune"
@@ -43,7 +46,7 @@ def tune(
     show.out_folder(out)
     with show.progress(json) as bar, resumable():
         task = bar.add_task("tuning", total=1.0)
-        found = tuning.tune(
+        tuned = tuning.tune(
             chosen,
             out,
             seeds=seeds,
@@ -54,10 +57,16 @@ def tune(
             tell=lambda what, share: bar.update(task, description=what, completed=share),
         )
     if json:
-        show.json(found)
+        show.json(tuned)
         return
+    _print(tuned, chosen.target)
+
+
+def _print(tuned: "Tuned", target: float | None) -> None:
+    from qafel.tune import ALLOWANCE
+
     show.table(
-        f"To {chosen.target}, in units of FedBuff's on the same seeds; {found.runs} runs",
+        f"To {target}, in units of FedBuff's on the same seeds; {tuned.runs} runs",
         ["client, server", "seeds", "reached", "uploads", "fewer MB up", "fewer MB down", "MB up", "MB down"],
         [
             [
@@ -67,16 +76,16 @@ def tune(
                 *([f"{c.uploads:.2f}×", f"{c.up:.1f}×", f"{c.down:.1f}×"] if c.reached else ["–"] * 3),
                 *([f"{c.mb_up:.2f}", f"{c.mb_down:.2f}"] if c.reached else ["–"] * 2),
             ]
-            for c in found.candidates
+            for c in tuned.candidates
         ],
     )
-    best = found.best
-    show.console.print()
+    best = tuned.best
+    show.line()
     if not best.reached:
         show.console.print("No candidate reached the target; try a lower one, or more uploads.")
     else:
-        if not found.within:
-            show.console.print(f"None is within {tuning.ALLOWANCE} times FedBuff's uploads; the nearest is")
+        if not tuned.within:
+            show.console.print(f"None is within {ALLOWANCE} times FedBuff's uploads; the nearest is")
         words = f"--set client_quantizer={best.client} --set server_quantizer={best.server}"
-        show.console.print(f"Best: {words}", soft_wrap=True, highlight=False, markup=False)
-    show.console.print(f"Figure: {found.figure}", soft_wrap=True, highlight=False)
+        show.line(f"Best: {words}")
+    show.line(f"Figure: {tuned.figure}")

@@ -3,7 +3,7 @@
     reproduce("table1", data="smiles32.npz", seeds=3, out=Path("runs/paper"))
 
 runs what has not been run, and returns a ``Study``: rows next to the paper's, claims that held or not, and
-the JSON, CSV and figures it wrote. What was interrupted goes on where it stopped.
+the names of the JSON, CSV and figure files it wrote. An interrupted study continues where it stopped.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qafel.errors import ConfigError
-from qafel.reproduce import celeba, frontier, mushrooms, theory
+from qafel.reproduce import celeba, frontier, hidden_state, mushrooms, theory
 from qafel.reproduce.study import Options, Study
 
 STUDIES: dict[str, Callable[[Options], Study]] = {
@@ -19,7 +19,7 @@ STUDIES: dict[str, Callable[[Options], Study]] = {
     "table2": celeba.table2,
     "concurrency": celeba.concurrency,
     "quantizers": celeba.quantizers,
-    "hidden-state": celeba.hidden_state,
+    "hidden-state": hidden_state.hidden_state,
     "mushrooms": mushrooms.mushrooms,
     "theory": theory.theory,
     "frontier": frontier.frontier,

@@ -1,4 +1,4 @@
-"""What is run for the paper's tables and figures: cells, each a set of settings that is run once per seed.
+"""The cells of the paper's tables and figures: each is a set of settings that is run once per seed.
 
 The protocol: K = 10, β = 0.3, a hundred arrivals per unit of time, half-normal training times, local rate ×
 server rate = 0.01 on the mean of the buffer, one local epoch of batches of 32; accuracy on held-out samples
@@ -16,15 +16,15 @@ from qafel.reproduce.sizes import paper_bytes
 from qafel.sim import Settings, settings
 
 TARGET = 0.9
-MOST_UPLOADS = 25_000
+MAX_UPLOADS = 25_000
 HIDDEN_UPLOADS = (6000, 2000)
-"""Of every run in the study of the hidden state, and of its quick version."""
+"""Uploads of every run in the study of the hidden state, and in its quick version."""
 CONCURRENT_UPLOADS = (60_000, 3000)
-"""Where weights of 1/√(1 + τ) slow everything down."""
+"""Limits of the concurrency study: weights of 1/√(1 + τ) need more uploads."""
 QUICK_TARGET, QUICK_UPLOADS = 0.65, 3000
-"""A few minutes: an easier target, and no more uploads than this."""
+"""The quick version takes a few minutes: a lower target, and at most this many uploads."""
 RATES = {100: 125.0, 500: 627.0, 1000: 1253.0}
-"""Arrivals per unit of time for so many clients in flight."""
+"""Arrivals per unit of time, by the mean number of clients in flight."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -44,9 +44,9 @@ def base(
     *,
     quick: bool = False,
     changes: Mapping[str, Any] | None = None,
-    uploads: tuple[int, int] = (MOST_UPLOADS, QUICK_UPLOADS),
+    uploads: tuple[int, int] = (MAX_UPLOADS, QUICK_UPLOADS),
 ) -> dict[str, Any]:
-    """The settings that all cells share; ``uploads`` at most, and in the quick version.
+    """The settings that all cells share; ``uploads`` are the limits of the full and of the quick version.
 
     A file of samples without users holds out 10 %, everything else 20 %.
     """
@@ -62,12 +62,12 @@ def chosen(cell: Cell, shared: Mapping[str, Any], seed: int) -> Settings:
 
 
 def wanted(cells: Iterable[Cell], shared: Mapping[str, Any], seeds: Mapping[str, int]) -> dict[str, Settings]:
-    """All runs of some cells, by folder name; ``seeds`` says how many by the cell's name, "" for the rest."""
-    found = {}
-    for cell in cells:
-        for seed in range(seeds.get(cell.name, seeds[""])):
-            found[f"{cell.name}-seed{seed}"] = chosen(cell, shared, seed)
-    return found
+    """All runs of some cells by folder name; ``seeds`` is their number by cell name, "" for the rest."""
+    return {
+        f"{cell.name}-seed{seed}": chosen(cell, shared, seed)
+        for cell in cells
+        for seed in range(seeds.get(cell.name, seeds[""]))
+    }
 
 
 def _quantized(name: str, label: str, client: str, server: str, **more: Any) -> Cell:
@@ -140,7 +140,7 @@ def concurrency() -> list[Cell]:
 
 
 def hidden_state() -> list[Cell]:
-    """The hidden state; what happens without it; and with a server quantizer that is no contraction.
+    """QAFeL with its hidden state, naive quantization without it, and server quantizers that do not contract.
 
     All run for the same number of uploads, without a target.
     """

@@ -1,6 +1,6 @@
-"""The paper's claims, each held against the rows: held or not, with the numbers.
+"""The paper's claims, checked on the rows.
 
-A cell that never reached the target counts with the uploads it was given: at least so many.
+A run that never reached the target counts with its limit of uploads, a lower bound on what it needs.
 """
 
 import math
@@ -15,17 +15,17 @@ BITS = (8, 4, 2)
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What is claimed, whether it held here, and the numbers."""
+    """A claim, whether it held, and the numbers."""
 
     text: str
     held: bool
     numbers: str
 
 
-def table1(rows: Mapping[str, Row], four: Paired, most: int, kind: str) -> list[Claim]:
+def table1(rows: Mapping[str, Row], four: Paired, max_uploads: int, kind: str) -> list[Claim]:
     """The claims about the quantizers of both sides."""
     grid = {(c, s): rows[f"{kind}-{c}-{s}"] for c in BITS for s in BITS}
-    uploads = {bits: thousands(row, most) for bits, row in grid.items()}
+    uploads = {bits: thousands(row, max_uploads) for bits, row in grid.items()}
     fedbuff = rows["fedbuff"]
     clients = {c: statistics.fmean(uploads[c, s] for s in BITS) for c in BITS}
     servers = {s: statistics.fmean(uploads[c, s] for c in BITS) for s in BITS}
@@ -78,6 +78,23 @@ def table1(rows: Mapping[str, Row], four: Paired, most: int, kind: str) -> list[
     ]
 
 
+def table2(rows: Sequence[Row], pairs: Mapping[str, Paired], max_uploads: int) -> list[Claim]:
+    """The claims about a server that sends the top 10 %, without FedBuff's row."""
+    order = [thousands(row, max_uploads) for row in rows]
+    return [
+        Claim(
+            "with a top-10 % server, fewer client bits cost more uploads",
+            order[0] <= order[1] <= order[2],
+            " / ".join(f"{row.label}: {k:.2f} k" for row, k in zip(rows, order, strict=True)),
+        ),
+        Claim(
+            "the biased top-10 % server sends fewer MB than FedBuff each way",
+            all(min(pair.mb_up[0], pair.mb_down[0]) > 1 for pair in pairs.values() if pair.seeds),
+            ", ".join(f"{n}: up {p.mb_up[0]:.1f}×, down {p.mb_down[0]:.1f}×" for n, p in pairs.items()),
+        ),
+    ]
+
+
 def concurrency(pairs: Mapping[int, Paired]) -> list[Claim]:
     """The claims about 100, 500 and 1,000 clients in flight."""
     uploads = {n: pair.uploads[0] for n, pair in pairs.items()}
@@ -96,12 +113,12 @@ def concurrency(pairs: Mapping[int, Paired]) -> list[Claim]:
     ]
 
 
-def thousands(row: Row, most: int) -> float:
-    """Uploads to the target in thousands; runs that never reached it count with what they were given."""
-    return statistics.fmean((most if u is None else u) / 1000 for u in row.uploads)
+def thousands(row: Row, max_uploads: int) -> float:
+    """Uploads to the target in thousands; a run that never reached it counts with ``max_uploads``."""
+    return statistics.fmean((max_uploads if u is None else u) / 1000 for u in row.uploads)
 
 
 def spell(values: Sequence[float]) -> str:
-    """Mean and interval in words."""
+    """Mean and interval as text."""
     mean, low, high = values
     return f"{mean:.2f}×" if math.isnan(low) else f"{mean:.2f}× ({low:.2f} to {high:.2f})"

@@ -1,4 +1,4 @@
-"""The figures: PNG and SVG of each."""
+"""The figures of the studies, each as PNG and SVG."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,22 +9,25 @@ from qafel.reproduce.claims import BITS, thousands
 from qafel.reproduce.rows import Row
 
 Value = Callable[[Row], tuple[float, float]]
-FEW = 6
-"""So many places on an axis are all named."""
+MAX_TICKS = 6
+"""An axis with at most this many places names all of them."""
 SERVER_COLOURS = {8: "#9ad1cd", 4: "#0b7a75", 2: "#073b3a"}
 
 
-def quantizers(path: Path, rows: Mapping[str, Row], kind: str, most: int) -> list[Path]:
+def _panels(max_uploads: int) -> tuple[tuple[str, Value], ...]:
+    return (
+        ("uploads to the target (thousands)", lambda row: (thousands(row, max_uploads), row.thousands[1])),
+        ("MB uploaded", lambda row: row.mb_up),
+        ("MB downloaded", lambda row: row.mb_down),
+    )
+
+
+def quantizers(path: Path, rows: Mapping[str, Row], kind: str, max_uploads: int) -> list[Path]:
     """The paper's three panels: uploads, MB up and MB down for each pair of quantizers, beside FedBuff."""
     plt = report.pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.6))
     fedbuff = rows["fedbuff"]
-    panels: tuple[tuple[str, Value], ...] = (
-        ("uploads to the target (thousands)", lambda row: (thousands(row, most), row.thousands[1])),
-        ("MB uploaded", lambda row: row.mb_up),
-        ("MB downloaded", lambda row: row.mb_down),
-    )
-    for axis, (title, value) in zip(axes, panels, strict=True):
+    for axis, (title, value) in zip(axes, _panels(max_uploads), strict=True):
         for k, server in enumerate(BITS):
             for place, client in enumerate(BITS):
                 row = rows[f"{kind}-{client}-{server}"]
@@ -47,51 +50,46 @@ def quantizers(path: Path, rows: Mapping[str, Row], kind: str, most: int) -> lis
         axis.set_xticks(range(len(BITS)), [f"client {bits}-bit" for bits in BITS])
         axis.set_title(title, fontsize=10)
     axes[0].legend(fontsize=8)
-    return save(figure, path)
+    return _save(figure, path)
 
 
-def table2(path: Path, rows: Sequence[Row], most: int) -> list[Path]:
+def table2(path: Path, rows: Sequence[Row], max_uploads: int) -> list[Path]:
     """Uploads, MB up and MB down of every row, beside FedBuff, the first."""
     plt = report.pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4))
-    panels: tuple[tuple[str, Value], ...] = (
-        ("uploads to the target (thousands)", lambda row: (thousands(row, most), row.thousands[1])),
-        ("MB uploaded", lambda row: row.mb_up),
-        ("MB downloaded", lambda row: row.mb_down),
-    )
-    for axis, (title, value) in zip(axes, panels, strict=True):
-        found = [value(row) for row in rows]
+    for axis, (title, value) in zip(axes, _panels(max_uploads), strict=True):
+        values = [value(row) for row in rows]
         colours = [report.COLOURS["fedbuff"], *[report.COLOURS["qafel"]] * (len(rows) - 1)]
-        axis.bar(range(len(rows)), [mean for mean, _ in found], 0.6, color=colours)
-        for place, (mean, spread) in enumerate(found):
+        axis.bar(range(len(rows)), [mean for mean, _ in values], 0.6, color=colours)
+        for place, (mean, spread) in enumerate(values):
             axis.errorbar(place, mean, spread, color="black", linewidth=0.8, capsize=2)
         names = [row.label.partition(", ")[2].partition(",")[0] or row.label for row in rows]
         axis.set_xticks(range(len(rows)), names, fontsize=8)
         axis.set_title(title, fontsize=10)
-    return save(figure, path)
+    return _save(figure, path)
 
 
 def concurrency(path: Path, rows: Mapping[str, Row], clients: Sequence[int]) -> list[Path]:
     """The paper's two panels: MB uploaded and uploads against the clients in flight; MB downloaded too."""
     plt = report.pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4))
-    values: tuple[tuple[str, Value], ...] = (
+    panels: tuple[tuple[str, Value], ...] = (
         ("MB uploaded", lambda row: row.mb_up),
         ("MB downloaded", lambda row: row.mb_down),
         ("uploads (thousands)", lambda row: row.thousands),
     )
-    for axis, (title, value) in zip(axes, values, strict=True):
+    for axis, (title, value) in zip(axes, panels, strict=True):
         for k, (name, label) in enumerate((("fedbuff", "FedBuff"), ("qafel", "QAFeL 4/4"))):
-            found = [value(rows[f"{name}-{n}"]) for n in clients]
+            bars = [value(rows[f"{name}-{n}"]) for n in clients]
             places = [place + 0.36 * (k - 0.5) for place in range(len(clients))]
-            means, spreads = [m for m, _ in found], [s for _, s in found]
+            means, spreads = [m for m, _ in bars], [s for _, s in bars]
             axis.bar(places, means, 0.34, color=report.COLOURS[name], label=label)
             axis.errorbar(places, means, spreads, color="black", linewidth=0.8, capsize=2, fmt="none")
         axis.set_xticks(range(len(clients)), [f"{n:,}" for n in clients])
         axis.set_xlabel("clients in flight")
         axis.set_title(title, fontsize=10)
     axes[0].legend(fontsize=8)
-    return save(figure, path)
+    return _save(figure, path)
 
 
 Line = tuple[str, Sequence[float], Sequence[float]]
@@ -106,32 +104,25 @@ def lines(
     """Panels of (x-label, y-label, lines); ``logarithmic`` names the axes that are, panel by panel."""
     plt = report.pyplot()
     figure, axes = plt.subplots(1, len(panels), figsize=(1 + 4.2 * len(panels), 3.8), squeeze=False)
-    names = list(dict.fromkeys(name for _, _, found in panels for name, _, _ in found))
-    for axis, (x, y, found), scales in zip(axes[0], panels, logarithmic, strict=True):
-        for name, xs, ys in found:
+    names = list(dict.fromkeys(name for _, _, curves in panels for name, _, _ in curves))
+    for axis, (x, y, curves), scales in zip(axes[0], panels, logarithmic, strict=True):
+        for name, xs, ys in curves:
             style = {"linestyle": "--", "color": "#333333"} if "bound" in name else {}
             colour = {"color": f"C{names.index(name) % 10}"} | style
             axis.plot(xs, ys, label=name, linewidth=1.6, **colour)
         for which in scales:
             getattr(axis, f"set_{which}scale")("log")
-        few = {at for _, xs, _ in found for at in xs}
-        if len(few) <= FEW:
-            axis.set_xticks(sorted(few), [f"{at:,}" for at in sorted(few)])
+        places = {at for _, xs, _ in curves for at in xs}
+        if len(places) <= MAX_TICKS:
+            axis.set_xticks(sorted(places), [f"{at:,}" for at in sorted(places)])
             axis.minorticks_off()
         axis.set_xlabel(x)
         axis.set_ylabel(y)
         axis.legend(fontsize=7)
-    return save(figure, path)
+    return _save(figure, path)
 
 
-def save(figure: Any, path: Path) -> list[Path]:
-    """PNG and SVG, the same bytes for the same figure."""
-    plt = report.pyplot()
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
-    with plt.rc_context({"svg.hashsalt": "qafel"}):
-        figure.savefig(found[0])
-        figure.savefig(found[1], metadata={"Date": None})
-    plt.close(figure)
-    return found
+def _save(figure: Any, path: Path) -> list[Path]:
+    paths = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
+    report.save(figure, *paths)
+    return paths

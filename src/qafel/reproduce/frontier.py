@@ -1,17 +1,17 @@
-"""Beyond the paper: how little can be sent. FedBuff, the paper's four bits, and this package's defaults, on
-the same seeds, in real frames.
+"""Beyond the paper: FedBuff, the paper's four bits and this package's defaults on the same seeds, in real
+frames.
 """
 
 from typing import Any
 
 from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
-from qafel.reproduce import cells, figures
+from qafel.reproduce import figures
 from qafel.reproduce.cells import Cell
 from qafel.reproduce.claims import Claim, spell
-from qafel.reproduce.rows import Paired, Row, paired, rows, seeds
+from qafel.reproduce.rows import Paired, Row
+from qafel.reproduce.runs import run_cells
 from qafel.reproduce.study import Options, Printed, Study, finish
 
-DATA = "faces"
 SEEDS = 5
 
 
@@ -30,33 +30,26 @@ CELLS = (
 
 
 def frontier(options: Options) -> Study:
-    """Uploads and bytes to the target, seed by seed beside FedBuff's."""
-    data = options.data or DATA
-    folder = options.folder(data)
-    shared = cells.base(data, quick=options.quick, changes=options.changes)
-    many = options.seeds if options.quick else max(options.seeds, SEEDS)
-    found = options.run(cells.wanted(CELLS, shared, {"": many}), folder)
-    here = rows(CELLS, found, many)
-    base = [found[name] for name in seeds("fedbuff", found)]
-    pairs = {
-        cell.name: paired([found[name] for name in seeds(cell.name, found)], base, cell.name)
-        for cell in CELLS[1:]
-    }
-    goal = f"{data}, {100 * shared['target']:.0f} % accuracy, {many} paired seeds"
+    """Uploads and bytes to the target, seed by seed against FedBuff's."""
+    seeds = options.seeds if options.quick else max(options.seeds, SEEDS)
+    runs = run_cells(options, CELLS, {"": seeds})
+    rows = runs.rows(CELLS, seeds)
+    pairs = {cell.name: runs.paired(cell.name) for cell in CELLS[1:]}
+    goal = f"{runs.data}, {100 * runs.shared['target']:.0f} % accuracy, {seeds} paired seeds"
     return finish(
         "frontier",
-        folder,
-        data=data,
-        tables=[_printed(goal, here, pairs)],
-        claims=_claims(pairs["default"], here[-1]),
-        numbers={"settings": shared, "rows": here, "against FedBuff": pairs},
-        figures=figures.table2(folder / "frontier", here, shared["uploads"]),
+        runs.folder,
+        data=runs.data,
+        tables=[_table(goal, rows, pairs)],
+        claims=_claims(pairs["default"], rows[-1]),
+        numbers={"settings": runs.shared, "rows": rows, "against FedBuff": pairs},
+        figures=figures.table2(runs.folder / "frontier", rows, runs.shared["uploads"]),
     )
 
 
-def _printed(goal: str, here: list[Row], pairs: dict[str, Paired]) -> Printed:
+def _table(goal: str, rows: list[Row], pairs: dict[str, Paired]) -> Printed:
     lines = []
-    for row in here:
+    for row in rows:
         ratios = ["1", "1", "1"]
         if row.name in pairs:
             p = pairs[row.name]
@@ -87,12 +80,12 @@ def _claims(mine: Paired, row: Row) -> list[Claim]:
     whole = row.reached == row.runs
     goals = [
         Claim(
-            f"at least {up} times fewer MB up and {down} times fewer down at no more than {most} times "
-            "FedBuff's uploads",
-            whole and mine.mb_up[0] >= up and mine.mb_down[0] >= down and mine.uploads[0] <= most,
+            f"at least {up} times fewer MB up and {down} times fewer down "
+            f"at no more than {max_uploads} times FedBuff's uploads",
+            whole and mine.mb_up[0] >= up and mine.mb_down[0] >= down and mine.uploads[0] <= max_uploads,
             numbers,
         )
-        for up, down, most in ((60, 40, 1.05), (55, 35, 1.1))
+        for up, down, max_uploads in ((60, 40, 1.05), (55, 35, 1.1))
     ]
     both = whole and min(mine.mb_up[0], mine.mb_down[0]) >= 30
     return [*goals, Claim("at least 30 times fewer MB both ways", both, numbers)]

@@ -3,14 +3,11 @@
 import numpy as np
 from numba import njit
 
-from qafel.quantizers.kernels import server_step
-from qafel.sim.kernels import REPORT, START
-
 F32 = np.float32
 I32 = np.int32
 UINT = np.uintp
 LOG2E = F32(1.4426950408889634)
-MOST = F32(60.0)
+MAX_SCORE = F32(60.0)
 EXP2 = tuple(F32(np.log(2.0) ** k / np.prod(np.arange(1.0, k + 1))) for k in range(8))
 """Taylor's coefficients of 2^t, for |t| ≤ 1/2: the rest is below float32's last digit."""
 
@@ -43,10 +40,10 @@ def add_rows(x, weights, factor, y):
 
 @njit(nogil=True, cache=True, fastmath={"contract"})
 def pull(z, signs, share, powers, pulls):
-    """pulls ← share·sign/(1 + exp(sign·z)), with exp spelled out to be vectorised."""
+    """pulls ← share·sign/(1 + exp(sign·z)), with exp written out so that it is vectorised."""
     numbers = powers.view(F32)
     for i in range(UINT(z.size)):
-        exponent = min(max(z[i] * signs[i], -MOST), MOST) * LOG2E
+        exponent = min(max(z[i] * signs[i], -MAX_SCORE), MAX_SCORE) * LOG2E
         whole = np.floor(exponent + F32(0.5))
         t = exponent - whole
         power = EXP2[7]
@@ -102,47 +99,3 @@ def descend(mine, start, rates, steps, scratch, delta):
     add_rows(x, pulled, shrink, y)
     for k in range(delta.size):
         delta[k] = y[k]
-
-
-@njit(nogil=True, cache=True)
-def leg(kinds, whose, first, stop, wanted, people, start, rates, steps, scratch, deltas, total):
-    """Events until ``wanted`` updates have reported: tasks that start leave their delta in one of two rows of
-    their client, and what reports is added to ``total`` if there is one. (Where it stopped, how many
-    reported.)
-    """
-    x, grams, signs, shares = people
-    added = 0
-    for k in range(first, stop):
-        client, row = whose[k, 1], 2 * whose[k, 1] + (whose[k, 2] & 1)
-        if kinds[k] == START:
-            mine = x[client], grams[client], signs[client], shares[client]
-            descend(mine, start, rates, steps, scratch, deltas[row])
-        elif kinds[k] == REPORT:
-            for i in range(UINT(total.size)):
-                total[i] += deltas[row, i]
-            added += 1
-            if added == wanted:
-                return k + 1, added
-    return stop, added
-
-
-@njit(nogil=True, cache=True)
-def legs(
-    kinds, whose, first, stop, most, buffer, count, people, rates, steps, scratch, deltas, total, server
-):
-    """``leg`` after leg where nothing is quantized: x̂ = x, and the server's step is arithmetic. At most
-    ``most`` steps, from ``count`` updates in a buffer of ``buffer``. (Where it stopped, how many reported.)
-    """
-    x, momentum, beta, rate, ahead = server
-    reported = taken = 0
-    while taken < most and first < stop:
-        wanted = buffer - count
-        first, added = leg(kinds, whose, first, stop, wanted, people, x, rates, steps, scratch, deltas, total)
-        reported += added
-        count += added
-        if count == buffer:
-            server_step(total, F32(buffer), beta, momentum, rate, x, x, x, ahead)
-            total[:] = F32(0.0)
-            count = 0
-            taken += 1
-    return first, reported

@@ -2,7 +2,7 @@
 
     f(w) = mean log(1 + exp(−s·⟨w, x⟩)) + ‖w‖²/(2n)
 
-All samples are trained on; clients hold consecutive equal shares of them. f* is found by Newton's method.
+All samples are trained on; clients hold consecutive equal shares of them. f* is computed by Newton's method.
 """
 
 from collections.abc import Mapping
@@ -61,12 +61,12 @@ class Logistic:
         self.scratch = np.zeros((5, max(self.people[0].shape[2], self.people[2].shape[1])), np.float32)
         self._descend: Any = kernels.descend
 
-    def _padded(self, most: int) -> tuple[Vector, Vector, Vector, Vector]:
-        """(x, gram, signs, share) of all clients as the kernel wants them: zeros fill up, pulling nowhere."""
-        rows, columns = _up(most, 4), _up(self.x.size, LANES)
+    def _padded(self, max_samples: int) -> tuple[Vector, Vector, Vector, Vector]:
+        """(x, gram, signs, share) of all clients for the kernel, padded with zeros, which have no effect."""
+        rows, columns = _up(max_samples, 4), _up(self.x.size, LANES)
         x = np.zeros((self.clients, rows, columns), np.float32)
-        signs = np.ones((self.clients, _up(most, LANES)), np.float32)
-        small = most <= self.x.size
+        signs = np.ones((self.clients, _up(max_samples, LANES)), np.float32)
+        small = max_samples <= self.x.size
         grams = np.zeros((self.clients, rows, signs.shape[1]) if small else (self.clients, 0, 0), np.float32)
         for client, mine in enumerate(self.rows):
             x[client, : len(mine), : self.x.size] = self.x64[mine]
@@ -79,7 +79,7 @@ class Logistic:
         """Nothing to prepare."""
 
     def release(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
     def samples(self, client: int) -> Any:
         """The samples of a client."""
@@ -91,17 +91,8 @@ class Logistic:
         self._descend(samples, task.x, self.rates, STEPS, self.scratch, delta)
         return delta
 
-    def slow_delta(self, x: Vector, client: int) -> Vector:
-        """The same in plain numpy."""
-        rows = self.rows[client]
-        samples, signs, y = self.x64[rows], self.signs[rows], x.astype(np.float64)
-        for _ in range(STEPS):
-            pull = signs / (1 + np.exp(signs * (samples @ y)))
-            y = y - RATE * (self.ridge * y - samples.T @ pull / len(rows))
-        return (y - x).astype(np.float32)
-
     def judge(self, x: Vector, chunk: int) -> tuple[int, float]:
-        """How many are right, and n·f."""
+        """(Correct predictions, n·f)."""
         del chunk
         right = int(((self.x64 @ x > 0) == (self.signs > 0)).sum())
         return right, self.objective(x.astype(np.float64)) * self.held_out
@@ -112,7 +103,7 @@ class Logistic:
         return float(losses.mean() + self.ridge / 2 * (w @ w))
 
     def optimum(self) -> float:
-        """f*, by Newton's method with halved steps, down to the last digits."""
+        """f*, by Newton's method with step halving, until f no longer decreases."""
         w = np.zeros(self.x.size)
         value = self.objective(w)
         for _ in range(100):

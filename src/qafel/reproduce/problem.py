@@ -1,4 +1,4 @@
-"""A problem whose constants are known, for the theorem: what is run, and the same run as the theorem sees it.
+"""A problem whose constants are known: its runs, and the same runs as settings of the theorem.
 
 Logistic regression without ridge on samples of norm one: every F_n is L-smooth with L = λ_max/4 ≤ 1/4, a
 gradient has at most norm one (G = 1), a stochastic gradient of one sample at most variance one (σ² = 1), and
@@ -35,7 +35,7 @@ STEPS, QUICK_STEPS = (250, 1000, 4000), (250, 1000)
 
 
 class Problem:
-    """Clients with their own idea of the truth; a learner for the simulator."""
+    """A learner for the simulator; every client has labels of its own."""
 
     chunks = 1
 
@@ -60,7 +60,7 @@ class Problem:
         """Nothing to prepare."""
 
     def release(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
     def samples(self, client: int) -> Any:
         """The samples of a client, each times its sign."""
@@ -80,7 +80,7 @@ class Problem:
         return float(g @ g)
 
     def judge(self, x: Vector, chunk: int) -> tuple[int, float]:
-        """How many are right, and the sum of the losses."""
+        """(Correct predictions, sum of the losses)."""
         del chunk
         scores = self.flat @ x.astype(np.float64)
         return int((scores > 0).sum()), float(np.logaddexp(0, -scores).sum())
@@ -132,12 +132,12 @@ def measure(chosen: Mapping[str, str], steps: int, seed: int) -> Measured:
     }
     gradients, errors = [problem.gradient(problem.x)], [0.0]
 
-    def look(run: Simulation) -> None:
+    def record(run: Simulation) -> None:
         if run.server.hidden.version == len(gradients):
             gradients.append(problem.gradient(run.x))
             errors.append(run.residual**2)
 
-    run = Simulation(settings({**chosen, **chosen_too}), problem, workers=1, progress=look)
+    run = Simulation(settings({**chosen, **chosen_too}), problem, workers=1, progress=record)
     run_to_the_end(run)
     return Measured(
         statistics.fmean(gradients[:steps]),
@@ -149,7 +149,7 @@ def measure(chosen: Mapping[str, str], steps: int, seed: int) -> Measured:
 
 
 def setting(chosen: Mapping[str, str], steps: int, staleness: int) -> formulas.Setting:
-    """The run as the theorem sees it."""
+    """The run as a setting of the theorem."""
     return _as_theorem(chosen, steps, staleness, rates(steps))
 
 

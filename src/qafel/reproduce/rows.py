@@ -2,8 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -78,14 +77,9 @@ def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
     )
 
 
-def rows(cells: Sequence[Cell], found: Mapping[str, Outcome], most: int) -> list[Row]:
-    """The rows of some cells, from their first ``most`` seeds: the same seeds in every row."""
-    return [row(cell, [found[name] for name in seeds(cell.name, found)[:most]]) for cell in cells]
-
-
-def seeds(cell: str, found: Mapping[str, Any]) -> list[str]:
-    """The runs of a cell, in the order of their seeds."""
-    mine = [name for name in found if name.rpartition("-seed")[0] == cell]
+def seeds(cell: str, runs: Iterable[str]) -> list[str]:
+    """The names of a cell's runs, in the order of their seeds."""
+    mine = [name for name in runs if name.rpartition("-seed")[0] == cell]
     return sorted(mine, key=lambda name: int(name.rpartition("-seed")[2]))
 
 
@@ -100,9 +94,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class Paired(msgspec.Struct, frozen=True):
-    """A cell against FedBuff on the same seeds: means, and the interval that holds the true mean in 95 of
-    100 such experiments.
-    """
+    """A cell against FedBuff on the same seeds: means and 95 % confidence intervals."""
 
     name: str
     seeds: int
@@ -130,7 +122,7 @@ def paired(mine: Sequence[Outcome], fedbuff: Sequence[Outcome], name: str) -> Pa
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and Student's 95 % interval of it; not a number where there is nothing to estimate it from."""
+    """Mean and Student's 95 % confidence interval; NaN where there are too few values."""
     if not values:
         return math.nan, math.nan, math.nan
     mean = statistics.fmean(values)

@@ -1,25 +1,37 @@
-"""What a study is asked, what it gives back, and what it writes."""
+"""Options of a study, its result, and the files it writes."""
 
 import csv
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from qafel.records import finite, provenance
+from qafel.records import finite, provenance, write_json
 from qafel.reproduce.claims import Claim
 from qafel.sim import Settings
-from qafel.sim.batch import Outcome, State, run_all
+from qafel.sim.batch import Outcome, State, Tell, in_parallel, run_all
 
 PACKAGES = ("qafel", "numpy", "numba", "torch")
+Value = TypeVar("Value")
+
+
+class Computation(msgspec.Struct, Generic[Value], frozen=True):
+    """A run whose result is kept as one JSON file."""
+
+    uploads: int
+    """Uploads in total, for the progress bar."""
+    call: Callable[[Callable[[int], None]], Value]
+    """Returns the result; the argument is called with the uploads done so far."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a study is asked."""
+    """Options of a study."""
 
     data: str | None = None
     seeds: int = 3
@@ -28,28 +40,51 @@ class Options:
     out: Path | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     tell: Callable[[str, float], None] = lambda _what, _share: None
-    """Called with what is being done, and how much of it is done."""
+    """Progress callback: what is being done, and the share of the work that is done."""
 
     def folder(self, data: str) -> Path:
-        """Where results go: runs/reproduce-DATA when nobody says."""
+        """The folder for results: ``out``, by default runs/reproduce-DATA."""
         quick = "-quick" if self.quick else ""
         return self.out or Path("runs") / f"reproduce-{Path(data).name.partition('.')[0]}{quick}"
 
     def run(self, wanted: Mapping[str, Settings], folder: Path) -> dict[str, Outcome]:
-        """Run what has not been run."""
+        """Simulate these settings; runs that have finished in ``folder`` are read from there."""
+        tell = self._progress({name: chosen.uploads for name, chosen in wanted.items()})
+        return run_all(wanted, folder / "runs", jobs=self.jobs, tell=tell)
+
+    def compute(
+        self, tasks: Mapping[str, Computation[Value]], folder: Path, kind: type[Value]
+    ) -> dict[str, Value]:
+        """Compute what has no file in ``folder`` yet, several at a time, and return all results by name."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {name: folder / f"{name}.json" for name in tasks}
+        missing = {
+            name: partial(_compute, name, task, files[name])
+            for name, task in tasks.items()
+            if not files[name].exists()
+        }
+        in_parallel(missing, self.jobs, self._progress({name: task.uploads for name, task in tasks.items()}))
+        return {name: msgspec.json.decode(file.read_bytes(), type=kind) for name, file in files.items()}
+
+    def _progress(self, totals: Mapping[str, int]) -> Tell:
+        """A callback that turns the states of parallel runs into one progress bar."""
         done: dict[str, float] = {}
 
         def tell(state: State) -> None:
-            most = wanted[state.name].uploads
-            done[state.name] = 1.0 if state.finished else min(1.0, state.uploads / most)
+            done[state.name] = 1.0 if state.finished else min(1.0, state.uploads / totals[state.name])
             percent = f", {100 * state.accuracy:.1f} %" if state.accuracy else ""
-            self.tell(f"{state.name}: {state.uploads:,} uploads{percent}", sum(done.values()) / len(wanted))
+            self.tell(f"{state.name}: {state.uploads:,} uploads{percent}", sum(done.values()) / len(totals))
 
-        return run_all(wanted, folder / "runs", jobs=self.jobs, tell=tell)
+        return tell
+
+
+def _compute(name: str, task: Computation[Any], file: Path, tell: Tell) -> None:
+    write_json(file, task.call(lambda uploads: tell(State(name, uploads, 0.0))))
+    tell(State(name, task.uploads, 0.0, finished=True))
 
 
 class Printed(msgspec.Struct, frozen=True):
-    """A table for people."""
+    """A table of text cells."""
 
     title: str
     columns: list[str]
@@ -57,14 +92,14 @@ class Printed(msgspec.Struct, frozen=True):
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out."""
+    """The result of a study."""
 
     name: str
     data: str
     tables: list[Printed]
     claims: list[Claim]
     numbers: dict[str, Any]
-    """Everything, for machines."""
+    """All numbers, unrounded."""
     notes: list[str]
     files: list[str]
 
@@ -80,7 +115,7 @@ def finish(
     notes: Sequence[str] = (),
     figures: Sequence[Path] = (),
 ) -> Study:
-    """Write JSON, CSV and Markdown beside the figures, and give the study back."""
+    """Write JSON, CSV and Markdown beside the figures, and return the study."""
     folder.mkdir(parents=True, exist_ok=True)
     body = {
         "study": name,
@@ -90,9 +125,8 @@ def finish(
         "notes": list(notes),
         **provenance(*PACKAGES),
     }
-    plain = finite(msgspec.to_builtins(body))
     files = [folder / f"{name}.json", *(folder / f"{name}{_suffix(k)}.csv" for k in range(len(tables)))]
-    files[0].write_bytes(msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n")
+    write_json(files[0], body)
     for path, table in zip(files[1:], tables, strict=True):
         path.write_text(_csv(table), encoding="utf-8")
     files.append(folder / f"{name}.md")
@@ -101,7 +135,7 @@ def finish(
         data=data,
         tables=list(tables),
         claims=list(claims),
-        numbers=plain["numbers"],
+        numbers=finite(msgspec.to_builtins(numbers)),
         notes=list(notes),
         files=[str(path) for path in (*files, *figures)],
     )
@@ -110,7 +144,7 @@ def finish(
 
 
 def markdown(study: Study, figures: Sequence[str] = ()) -> str:
-    """A page to read: tables, claims and figures."""
+    """The study as a page: tables, claims and figures."""
     lines = []
     for table in study.tables:
         lines += [f"**{table.title}**", "", f"| {' | '.join(table.columns)} |"]
@@ -121,6 +155,11 @@ def markdown(study: Study, figures: Sequence[str] = ()) -> str:
     lines += ["", *(f"- {note}" for note in study.notes)]
     lines += ["", *(f"![{name}]({name})" for name in figures if name.endswith(".png"))]
     return "\n".join(lines).strip() + "\n"
+
+
+def plus_minus(pair: tuple[float, float], digits: int) -> str:
+    """Mean ± standard deviation."""
+    return f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}" if math.isfinite(pair[0]) else "–"
 
 
 def _suffix(k: int) -> str:

@@ -1,6 +1,6 @@
-"""Many runs, several at a time; what lies finished in the folder is taken, what was interrupted goes on.
+"""Many runs, several at a time. Runs that finished in the folder are read, interrupted ones are resumed.
 
-A run that diverges is a result, not an accident: its sentence is kept beside the other runs.
+A run that diverges is a result: its error message is stored beside the other runs.
 """
 
 import ctypes
@@ -19,19 +19,22 @@ import msgspec
 
 from qafel.coding.work import _cores as cores
 from qafel.errors import ConfigError, DivergenceError, QafelError, QafelWarning
+from qafel.records import write_json
 from qafel.sim import Result, Settings, Simulation, Stopped, comparison, load
+
+STOPPED = "stopped; run the same command again to continue"
 
 
 class Diverged(msgspec.Struct, frozen=True):
-    """A run that had to stop, and what was said of it."""
+    """A run that diverged, with its error message."""
 
     sentence: str
     settings: str
-    """Of the run, as TOML."""
+    """Settings of the run as TOML."""
 
 
 class State(msgspec.Struct, frozen=True):
-    """How far a run is."""
+    """Progress of a run."""
 
     name: str
     uploads: int
@@ -46,7 +49,7 @@ Tell = Callable[[State], None]
 def run_all(
     wanted: Mapping[str, Settings], out: Path, *, jobs: int | None = None, tell: Tell = lambda _: None
 ) -> dict[str, Outcome]:
-    """Run each of the settings in a folder of its name, ``jobs`` at a time (one per core)."""
+    """Run each of the settings in the folder ``out``/NAME, ``jobs`` at a time (default: one per core)."""
     jobs = cores() if jobs is None else jobs
     if jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, not {jobs}")
@@ -57,13 +60,13 @@ def run_all(
     workers = max(1, cores() // jobs)
     tasks = {name: partial(_one, wanted[name], out / name, workers) for name in todo}
     in_parallel(tasks, jobs, tell)
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for name, chosen in wanted.items():
         outcome = _finished(out / name, chosen)
         if outcome is None:
-            raise QafelError(f"the run {name} has not ended; start the command again to go on")
-        found[name] = outcome
-    return found
+            raise QafelError(f"the run {name} has not ended; run the same command again to continue")
+        outcomes[name] = outcome
+    return outcomes
 
 
 def _finished(folder: Path, chosen: Settings) -> Outcome | None:
@@ -71,7 +74,7 @@ def _finished(folder: Path, chosen: Settings) -> Outcome | None:
     if file.exists():
         diverged = msgspec.json.decode(file.read_bytes(), type=Diverged)
         if diverged.settings != chosen.to_toml():
-            raise ConfigError(f"{file} is of a run with other settings; choose another --out")
+            raise ConfigError(f"{file} belongs to a run with other settings; choose another --out")
         return diverged
     return load(folder) if (folder / "summary.json").exists() else None
 
@@ -94,28 +97,25 @@ def _one(chosen: Settings, folder: Path, workers: int, tell: Tell) -> None:
     try:
         comparison.one(chosen, folder, workers, progress)
     except DivergenceError as error:
-        store(folder.with_name(folder.name + ".diverged"), Diverged(str(error), chosen.to_toml()))
+        write_json(folder.with_name(folder.name + ".diverged"), Diverged(str(error), chosen.to_toml()))
     tell(State(folder.name, last, 0.0, finished=True))
 
 
 def run_to_the_end(simulation: Simulation) -> None:
-    """Run, and let nobody take half a run for a whole one."""
+    """Run; raise Stopped if the run was interrupted."""
     simulation.run()
     if simulation.stopped:
-        raise Stopped("stopped; the same command goes on from here")
+        raise Stopped(STOPPED)
 
 
-def store(path: Path, value: Any) -> None:
-    """Write JSON, all of it or nothing."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(msgspec.json.encode(value))
-    part.replace(path)
+def in_parallel(tasks: Mapping[str, Callable[[Tell], None]], jobs: int | None, tell: Tell) -> None:
+    """Call each task in a process of its own, ``jobs`` at a time (default: one per core).
 
-
-def in_parallel(tasks: Mapping[str, Callable[[Tell], None]], jobs: int, tell: Tell) -> None:
-    """Call each task, ``jobs`` at a time, each in a process of its own; with one job, in this one."""
+    With one job, tasks are called in this process.
+    """
+    jobs = cores() if jobs is None else jobs
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", QafelWarning)  # of the paper's choices, not the user's
+        warnings.simplefilter("ignore", QafelWarning)  # these settings are the paper's, not the user's
         if jobs > 1 and hasattr(os, "fork"):
             _fork(tasks, jobs, tell)
         else:
@@ -145,14 +145,15 @@ def _fork(tasks: Mapping[str, Callable[[Tell], None]], jobs: int, tell: Tell) ->
                     process.join()
                     if process.exitcode:
                         raise QafelError(
-                            f"a run ended with exit code {process.exitcode}; start the command again to go on"
+                            f"a run ended with exit code {process.exitcode}; "
+                            "run the same command again to continue"
                         ) from None
                     continue
                 if message.startswith(b"!"):
                     raise QafelError(message[1:].decode())
                 tell(msgspec.json.decode(message, type=State))
     except KeyboardInterrupt:
-        raise Stopped("stopped; the same command goes on from here") from None
+        raise Stopped(STOPPED) from None
     finally:
         for process in running.values():
             process.terminate()
@@ -161,10 +162,10 @@ def _fork(tasks: Mapping[str, Callable[[Tell], None]], jobs: int, tell: Tell) ->
 
 
 def _child(pipe: Connection, name: str, task: Callable[[Tell], None]) -> None:
-    """One task in a process of its own, in a group of its own: Ctrl-C reaches the parent, who says stop."""
+    """Run a task in its own process group: Ctrl-C reaches only the parent, which then stops its children."""
     os.setpgrp()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: stop, saved, when the parent is gone
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: save and stop when the parent dies
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
@@ -173,6 +174,6 @@ def _child(pipe: Connection, name: str, task: Callable[[Tell], None]) -> None:
             pipe.send_bytes(b"!" + str(error).encode())
         except Exception as error:
             pipe.send_bytes(f"!{name} failed: {type(error).__name__}: {error}".encode())
-        os._exit(0)  # at once: told to stop while Python shuts down, a process would print a traceback
+        os._exit(0)  # a signal during a regular shutdown would print a traceback
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(130)  # whoever asked is gone, or wants no more
+        os._exit(130)  # the parent is gone or asked to stop
