@@ -16,7 +16,7 @@ import numpy as np
 
 from qafel.client import Task
 from qafel.reproduce.cells import base
-from qafel.sim import Simulation, settings
+from qafel.sim import Simulation, make_settings
 from qafel.vectors import Vector
 
 FILE = "deltas.npz"
@@ -47,7 +47,7 @@ def record(data: str, seed: int = 0) -> dict[str, Vector]:
     wanted = {uploads: stage for stage, both in STAGES.items() for uploads in both}
     changes = {"uploads": max(wanted) + 10, "target": None, "evaluate_every": 1000, "seed": seed}
     quantizers = {"client_quantizer": QUANTIZER, "server_quantizer": QUANTIZER}
-    chosen = settings({**base(data), **changes, **quantizers})
+    chosen = make_settings({**base(data), **changes, **quantizers})
     learner = _Recorder(chosen.learner())
     vectors: dict[str, Vector] = {}
     known, version = learner.x.copy(), 0
@@ -56,8 +56,9 @@ def record(data: str, seed: int = 0) -> dict[str, Vector]:
         nonlocal known, version
         if run.server.version == version:
             return
-        if run.uploads in wanted:
-            name = f"{wanted[run.uploads]}-{run.uploads}"
+        uploads = run.tracker.totals.uploads
+        if uploads in wanted:
+            name = f"{wanted[uploads]}-{uploads}"
             vectors[f"client-{name}"], vectors[f"server-{name}"] = learner.last, run.server.x - known
         known, version = run.server.hidden.x.copy(), run.server.version
 

@@ -12,7 +12,7 @@ from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
 from qafel.errors import SpecError
 from qafel.quantizers import quantizer
 from qafel.reproduce import reproduce
-from qafel.sim import settings
+from qafel.sim import make_settings
 from qafel.tune import tune
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ TASK = {
 
 def test_tuning_races_pairs_within_its_budget_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     pairs = {"clients": ["rotated:bits=0.5", "dither:step=2"], "servers": ["deadzone:step=1.8", "sign"]}
-    tuned = tune(settings(TASK), tmp_path, seeds=2, budget=8, jobs=2, **pairs)  # type: ignore[arg-type]
+    tuned = tune(make_settings(TASK), tmp_path, seeds=2, budget=8, jobs=2, **pairs)  # type: ignore[arg-type]
     assert tuned.runs == 8  # two of FedBuff, four pairs with the first seed, two with the second
     assert [c.seeds for c in tuned.candidates] == [2, 2, 1, 1]
     assert tuned.best == tuned.candidates[0]
@@ -40,12 +40,12 @@ def test_tuning_races_pairs_within_its_budget_and_goes_on_where_it_stopped(tmp_p
     assert (tuned.best.up, tuned.best.down) > (10, 10)
     assert json.loads((tmp_path / "tune.json").read_text())["tuned"]["best"]["client"] == tuned.best.client
     assert Path(tuned.figure).stat().st_size > 10_000
-    again = tune(settings(TASK), tmp_path, seeds=2, budget=8, jobs=2, **pairs)  # type: ignore[arg-type]
+    again = tune(make_settings(TASK), tmp_path, seeds=2, budget=8, jobs=2, **pairs)  # type: ignore[arg-type]
     assert again == tuned
 
 
 def test_a_pair_that_never_arrives_is_the_dearest(tmp_path: Path) -> None:
-    chosen = settings({**TASK, "target": 0.99, "uploads": 200})
+    chosen = make_settings({**TASK, "target": 0.99, "uploads": 200})
     tuned = tune(chosen, tmp_path, seeds=1, budget=2, jobs=1, clients=["sign"], servers=["sign"])
     assert tuned.best.reached == 0
     assert math.isinf(tuned.best.cost)
@@ -83,15 +83,15 @@ def test_the_frontier_in_miniature_is_beside_fedbuff(tmp_path: Path) -> None:
 
 
 def test_runs_of_qafel_use_the_measured_pair_unless_the_model_is_small_or_somebody_says() -> None:
-    large, small = (settings({}).job(size) for size in (29_282, 1000))
+    large, small = (make_settings({}).job(size) for size in (29_282, 1000))
     assert (large.client_quantizer, large.server_quantizer) == (CLIENT_QUANTIZER, SERVER_QUANTIZER)
     assert small.client_quantizer == small.server_quantizer == "qsgd:4,bucket=256,norm=max"
-    own = settings({"client_quantizer": "eden:2"}).job(29_282)
+    own = make_settings({"client_quantizer": "eden:2"}).job(29_282)
     assert (own.client_quantizer, own.server_quantizer) == ("eden:2", SERVER_QUANTIZER)
     assert quantizer(CLIENT_QUANTIZER).unbiased
-    assert settings({"algorithm": "fedbuff"}).job(29_282).client_quantizer == "identity"
+    assert make_settings({"algorithm": "fedbuff"}).job(29_282).client_quantizer == "identity"
     with pytest.raises(SpecError):
-        settings({"client_quantizer": "edenn:2"})
+        make_settings({"client_quantizer": "edenn:2"})
 
 
 def test_the_readme_gives_the_committed_numbers_of_the_frontier() -> None:

@@ -29,7 +29,7 @@ from qafel.reproduce import (
 )
 from qafel.reproduce.logistic import Logistic
 from qafel.reproduce.sizes import paper_bytes
-from qafel.sim import Simulation, settings
+from qafel.sim import Simulation, make_settings
 from qafel.sim.batch import Diverged, run_all
 from qafel.tasks import data as datasets
 
@@ -114,7 +114,7 @@ def test_whole_vector_qsgd_at_the_server_diverges_is_kept_as_a_result_and_names_
 
 
 def test_jobs_do_not_show_in_the_result(tmp_path: Path) -> None:
-    wanted = {f"seed{k}": settings({**TINY, "seed": k}) for k in range(2)}
+    wanted = {f"seed{k}": make_settings({**TINY, "seed": k}) for k in range(2)}
     alone, together = run_all(wanted, tmp_path / "a", jobs=1), run_all(wanted, tmp_path / "b", jobs=2)
     for name in wanted:
         mine, theirs = alone[name], together[name]

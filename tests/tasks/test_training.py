@@ -109,6 +109,8 @@ def test_epochs_see_every_sample_once_and_steps_are_as_many_as_asked() -> None:
     seen: list[Any] = []
 
     class Listening:
+        name = "listening"
+
         def gradient(self, y: Vector, x: Vector, labels: Any, seed: int) -> tuple[Vector, float]:
             seen.append(labels.tolist())
             return np.ones_like(y), 0.0

@@ -95,31 +95,34 @@ def updates(folder: Path, count: int, rounds: int, *, sync_always: bool) -> dict
 
 
 def fan_out(folder: Path, spec: str, count: int, connections: int, rounds: int) -> dict[str, Any]:
-    """Increments through the outlet (stored, fenced, republished), and bare messages of the same bytes."""
+    """Increments through the increments (stored, fenced, republished), and bare messages of the same bytes."""
     payload = quantizer(spec).encode(
         generator(0, "bench").standard_normal(SIZE, dtype=np.float32), derive(0, "bench")
     )
     frame = wire.encode(wire.Increment(1 << 63, 1, 1 << 63, False, payload))
 
     async def ours(url: str) -> float:
-        async with await Connection.open(url, Subjects("bench"), "server") as link:
-            outlet = Increments(link, 1)
-            kept = {"subjects": [link.names.public(), link.names.private()], "allow_direct": True}
-            await link.ensure(link.names.objects, kept)
+        async with await Connection.open(url, Subjects("bench"), "server") as connection:
+            increments = Increments(connection, 1)
+            kept = {
+                "subjects": [connection.subjects.public(), connection.subjects.private()],
+                "allow_direct": True,
+            }
+            await connection.ensure(connection.subjects.objects, kept)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", QafelWarning)
-                await outlet.open(1, Server(plan(1).job(SIZE), vectors.zeros(SIZE)))
+                await increments.open(1, Server(plan(1).job(SIZE), vectors.zeros(SIZE)))
             began = time.monotonic()
             for version in range(1, count + 1):
-                await outlet.publish(version, frame)
+                await increments.publish(version, frame)
             return began
 
     async def bare(url: str) -> float:
-        async with await Connection.open(url, Subjects("bench"), "server") as link:
+        async with await Connection.open(url, Subjects("bench"), "server") as connection:
             began = time.monotonic()
             for _ in range(count):
-                await link.nc.publish("raw.live", frame)
-            await link.nc.flush()
+                await connection.nc.publish("raw.live", frame)
+            await connection.nc.flush()
             return began
 
     rates: dict[str, list[float]] = {"ours": [], "raw": []}
@@ -161,9 +164,9 @@ def latency(folder: Path, per_second: float, seconds: float) -> dict[str, Any]:
         wait_for(ready, server)
 
         async def work() -> list[float]:
-            async with await Connection.open(broker.url, Subjects("bench"), "publisher") as link:
-                named = [(link.names.upload(client), frame) for client, frame in uploads]
-                return await publish(link, named, pace=1 / per_second)
+            async with await Connection.open(broker.url, Subjects("bench"), "publisher") as connection:
+                named = [(connection.subjects.upload(client), frame) for client, frame in uploads]
+                return await publish(connection, named, pace=1 / per_second)
 
         took = sorted(asyncio.run(work()))
         wait_for(done, server)

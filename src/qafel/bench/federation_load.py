@@ -88,10 +88,10 @@ def run_server(url: str, folder: Path, chosen: Plan, ready: Any, done: Any) -> N
 
 
 async def publish(
-    link: Connection, uploads: list[tuple[str, bytes]], pace: float | None = None
+    connection: Connection, uploads: list[tuple[str, bytes]], pace: float | None = None
 ) -> list[float]:
     """Publish in order, at most WINDOW unacknowledged; return the seconds to each acknowledgement."""
-    inbox = f"{link.nc._inbox_prefix.decode()}.acks"
+    inbox = f"{connection.inbox}.acks"
     sent: dict[str, float] = {}
     took: list[float] = []
     room = asyncio.Semaphore(WINDOW)
@@ -102,7 +102,7 @@ async def publish(
         took.append(time.monotonic() - sent.pop(message.subject))
         room.release()
 
-    subscription = await link.nc.subscribe(f"{inbox}.*", cb=acknowledged)
+    subscription = await connection.nc.subscribe(f"{inbox}.*", cb=acknowledged)
     began = time.monotonic()
     for k, (subject, data) in enumerate(uploads):
         await room.acquire()
@@ -110,7 +110,7 @@ async def publish(
             await asyncio.sleep(ahead)
         reply = f"{inbox}.{k}"
         sent[reply] = time.monotonic()
-        await link.nc.publish(subject, data, reply=reply)
+        await connection.nc.publish(subject, data, reply=reply)
     while sent:
         await asyncio.sleep(0.001)
     await subscription.unsubscribe()
@@ -119,10 +119,10 @@ async def publish(
 
 def _publisher(url: str, uploads: list[tuple[int, bytes]], raw: bool, began: Any, ended: Any) -> None:
     async def work() -> None:
-        async with await Connection.open(url, Subjects("bench"), "publisher") as link:
-            subject = (lambda client: f"raw.{client}") if raw else link.names.upload
+        async with await Connection.open(url, Subjects("bench"), "publisher") as connection:
+            subject = (lambda client: f"raw.{client}") if raw else connection.subjects.upload
             began.value = time.monotonic()
-            await publish(link, [(subject(client), frame) for client, frame in uploads])
+            await publish(connection, [(subject(client), frame) for client, frame in uploads])
             ended.value = time.monotonic()
 
     asyncio.run(work())
@@ -132,9 +132,9 @@ def consume(url: str, count: int, ready: Any, done: Any) -> None:
     """Read ``count`` raw messages from a stream."""
 
     async def work() -> None:
-        async with await Connection.open(url, Subjects("bench"), "consumer") as link:
-            await link.ensure("RAW", {"subjects": ["raw.*"], "allow_direct": True, "num_replicas": 1})
-            reader = Reader(link, "RAW", 0)
+        async with await Connection.open(url, Subjects("bench"), "consumer") as connection:
+            await connection.ensure("RAW", {"subjects": ["raw.*"], "allow_direct": True, "num_replicas": 1})
+            reader = Reader(connection, "RAW", 0)
             ready.value = time.monotonic()
             seen = 0
             while seen < count:
@@ -181,15 +181,15 @@ def receive(url: str, count: int, wanted: int, subject: str, ready: Any, done: A
             seen += 1
 
         links = [await Connection.open(url, Subjects("bench"), k) for k in range(count)]
-        for link in links:
-            await link.nc.subscribe(subject, cb=heard)
-            await link.nc.flush()
+        for connection in links:
+            await connection.nc.subscribe(subject, cb=heard)
+            await connection.nc.flush()
         ready.value = time.monotonic()
         while seen < count * wanted:
             await asyncio.sleep(0.002)
         done.value = time.monotonic()
-        for link in links:
-            await link.close()
+        for connection in links:
+            await connection.close()
 
     asyncio.run(work())
 
@@ -200,21 +200,24 @@ def run_clients(url: str, first: int, count: int, seconds: float, ready: Any, he
     frame = _frame_maker(job)
 
     async def one(number: int) -> None:
-        link = await Connection.open(url, Subjects("bench"), number, patience=60)
+        connection = await Connection.open(url, Subjects("bench"), number, patience=60)
 
         async def news(message: Any) -> None:
             del message
             heard.value += 1
 
-        await link.nc.subscribe(link.names.live, cb=news)
+        subjects = connection.subjects
+        await connection.subscribe(subjects.live, news)
         with ready.get_lock():
             ready.value += 1
         until = time.monotonic() + seconds + 20
         task = 0
         while time.monotonic() < until:
             await asyncio.sleep(5 + number % 50 / 10)
-            await link.request(link.names.ask(number), msgspec.msgpack.encode(Ask(task)))
-            await link.publish(link.names.upload(number), frame(number, task, derive(job.seed, number, task)))
+            await connection.request(connection.subjects.ask(number), msgspec.msgpack.encode(Ask(task)))
+            await connection.publish(
+                connection.subjects.upload(number), frame(number, task, derive(job.seed, number, task))
+            )
             task += 1
 
     async def work() -> None:

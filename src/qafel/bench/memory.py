@@ -60,10 +60,10 @@ def measure(name: str, out: Path, progress: Callable[[Simulation], None]) -> Mem
         nonlocal shared, seen
         progress(run)
         pids = ["self", *map(str, run.pool.processes)]
-        if run.seconds["total"] - seen > 0.5 or run.reason:
+        if run.seconds["total"] - seen > 0.5 or run.tracker.reason:
             seen = run.seconds["total"]
             shared = max(shared, sum(kilobytes(pid, "smaps_rollup", "Pss:") for pid in pids))
-        if run.reason:  # the last event, while the workers live
+        if run.tracker.reason:  # the last event, while the workers live
             peaks.extend(kilobytes(pid, "status", "VmHWM:") for pid in pids)
 
     run = Simulation(settings, learner, folder=folder, layout=learner.layout, progress=tell)
@@ -73,7 +73,7 @@ def measure(name: str, out: Path, progress: Callable[[Simulation], None]) -> Mem
         name=name,
         model=settings.model,
         clients=learner.clients,
-        in_flight=run.peak,
+        in_flight=run.tracker.totals.peak,
         processes=len(peaks),
         megabytes=shared * 1.024e-3,
         megabytes_in_full=sum(peaks) * 1.024e-3,

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from qafel.coding.work import _cores as cores
 from qafel.config import DEFAULT_QUANTIZER
-from qafel.sim import Clock, Settings, Simulation
+from qafel.sim import Settings, Simulation
 from qafel.sim.timeline import Timeline
 from qafel.tasks.data.faces import Faces
 from qafel.tasks.data.table import Table
-from qafel.tasks.settings import cores
 
 IMAGES = 20
 CLIENTS = 500
@@ -157,7 +157,7 @@ def _round(
     run = Simulation(settings, learner, workers=cores(), layout=learner.layout)
     run.run()
     seconds = run.seconds["total"] - run.seconds["evaluation"]
-    done = (run.uploads + len(run.frames)) / seconds  # trained: arrived, or still in flight
+    done = (run.tracker.totals.uploads + len(run.frames)) / seconds  # trained: arrived, or still in flight
     not_training = 1 - run.pool.seconds[1] / (run.workers * seconds)
     return done, yards[0], done / yards[0], done / yards[1], not_training
 
@@ -165,16 +165,16 @@ def _round(
 def timelines(rounds: int) -> Iterator[Timelines]:
     """The clock alone: the paper's, and a million clients of whom ten thousand train."""
     clocks = {
-        "open arrivals, 100 in flight": (Clock(rate=125), 7474),
+        "open arrivals, 100 in flight": (Settings(rate=125), 7474),
         "refill, 10,000 of 1,000,000 idle clients": (
-            Clock(arrivals="refill", concurrency=10_000, sampling="idle"),
+            Settings(arrivals="refill", concurrency=10_000, sampling="idle"),
             1_000_000,
         ),
     }
     for name, (clock, clients) in clocks.items():
         rates = []
         for _ in range(rounds):
-            timeline, count = Timeline(clock, clients=clients, buffer_size=10), 0
+            timeline, count = Timeline(clock, clients=clients), 0
             timeline.block()
             start = time.perf_counter()
             while count < EVENTS:

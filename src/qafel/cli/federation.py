@@ -218,7 +218,7 @@ def status(
     """
     from rich.live import Live
 
-    from qafel.federation.status import watch
+    from qafel.federation.monitoring import watch
 
     seen = watch(name, broker, keys)
     try:
@@ -248,7 +248,7 @@ def _view(status: dict[str, Any]) -> Any:
         "staleness": f"{status['staleness']:.2f}",
         "training now": f"{status['leases'][0]:,} of at most {status['leases'][1]:,}",
         "MB up, down": f"{status['bytes_up'] / 1e6:,.2f}, {status['bytes_down'] / 1e6:,.2f}",
-        "accuracy": "–" if status["accuracy"] is None else f"{100 * status['accuracy']:.1f} %",
+        **{name: f"{value:.4g}" for name, value in status["metrics"].items()},
         "ended by" if status["reason"] else "seen": status["reason"] or time.strftime("%H:%M:%S"),
     }
     for key, value in rows.items():

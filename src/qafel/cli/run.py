@@ -48,13 +48,14 @@ class Live:
         if seconds - self._last < 0.2 and self._last >= 0:
             return
         self._last = seconds
-        point = run.points[-1] if run.points else None
+        tracker, totals = run.tracker, run.tracker.totals
+        accuracy = tracker.points[-1].smoothed.get("accuracy", 0.0) if tracker.points else 0.0
         figures = (
-            f"{run.uploads / seconds if seconds else 0:,.0f}/s  "
-            f"{100 * point.smoothed if point else 0:.1f} %  "
-            f"↑{run.bytes_up / 1e6:,.1f} ↓{run.bytes_down / 1e6:,.1f} MB  staleness {run.mean_staleness:.1f}"
+            f"{totals.uploads / seconds if seconds else 0:,.0f}/s  {100 * accuracy:.1f} %  "
+            f"↑{totals.bytes_up / 1e6:,.1f} ↓{totals.bytes_down / 1e6:,.1f} MB  "
+            f"staleness {tracker.mean_staleness:.1f}"
         )
-        self._bar.update(self._task, completed=run.uploads, figures=figures)
+        self._bar.update(self._task, completed=totals.uploads, figures=figures)
 
 
 @contextmanager
@@ -123,7 +124,7 @@ def run(
                 checkpoint_seconds=checkpoint,
             )
     else:
-        chosen = sim.read(config, change or ())
+        chosen = sim.read_settings(config, change or ())
         folder = out or new_folder(Path("runs"), config.stem if config else chosen.algorithm)
         with live(folder.name, json) as bar, resumable():
             result = sim.run(
@@ -187,7 +188,7 @@ def compare(
     from qafel.sim import comparison
 
     show.at_least_one(seeds=seeds)
-    wanted = comparison.groups(runs, change or (), seeds)
+    wanted = comparison.select(runs, change or (), seeds)
     show.out_folder(out)
     with live(runs[0], json) as bar, resumable():
         results = comparison.compare(wanted, out, workers=workers, progress=lambda name, run: bar(run, name))
@@ -245,17 +246,10 @@ def timeline(
     Example: qafel timeline --set rate=125 --set uploads=100000
     """
     from qafel import report, sim
-    from qafel.sim.timeline import study
+    from qafel.sim.dry_run import run_timeline
 
-    chosen = sim.read(config, change or ())
-    result = study(
-        chosen.clock(),
-        clients=chosen.clients or CLIENTS,
-        buffer_size=chosen.job(1).buffer_size,
-        max_staleness=chosen.max_staleness,
-        seed=chosen.seed,
-        uploads=chosen.uploads,
-    )
+    chosen = sim.read_settings(config, change or ())
+    result = run_timeline(chosen, clients=chosen.clients or CLIENTS)
     if out:
         report.histogram(out, dict(enumerate(result.staleness)), "staleness", "updates")
     if json:
@@ -277,7 +271,7 @@ def timeline(
         ],
         [
             [
-                chosen.clock().arrivals,
+                chosen.arrival_process,
                 f"{result.concurrency:.1f}",
                 f"{mean:.2f}",
                 f"{max(0, len(result.staleness) - 1)}",

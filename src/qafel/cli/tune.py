@@ -39,7 +39,7 @@ def tune(
     from qafel import tune as tuning
     from qafel.quantizers import quantizer
 
-    chosen = sim.read(config, change or ())
+    chosen = sim.read_settings(config, change or ())
     clients = [quantizer(spec).spec for spec in client or tuning.CLIENTS]
     servers = [quantizer(spec).spec for spec in server or tuning.SERVERS]
     report.pyplot()

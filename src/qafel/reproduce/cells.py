@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from qafel.reproduce.sizes import paper_bytes
-from qafel.sim import Settings, settings
+from qafel.sim import Settings, make_settings
 
 TARGET = 0.9
 MAX_UPLOADS = 25_000
@@ -58,7 +58,7 @@ def base(
 
 def chosen(cell: Cell, shared: Mapping[str, Any], seed: int) -> Settings:
     """The settings of one run."""
-    return settings({**shared, **cell.settings, "seed": seed}, "--set")
+    return make_settings({**shared, **cell.settings, "seed": seed}, "--set")
 
 
 def wanted(cells: Iterable[Cell], shared: Mapping[str, Any], seeds: Mapping[str, int]) -> dict[str, Settings]:

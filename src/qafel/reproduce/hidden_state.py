@@ -64,7 +64,9 @@ def _curves(runs: Runs) -> tuple[list[Line], list[Line]]:
             continue
         xs = [point.uploads for point in ended[0].points[1:]]
         points = [[run.points[k + 1] for run in ended] for k in range(len(xs))]
-        accuracy.append((cell.label, xs, [mean_std([p.smoothed for p in group])[0] for group in points]))
+        accuracy.append(
+            (cell.label, xs, [mean_std([p.smoothed["accuracy"] for p in group])[0] for group in points])
+        )
         if cell.name != "hidden-fedbuff":
             error.append((cell.label, xs, [mean_std([p.residual for p in group])[0] for group in points]))
     return error, accuracy

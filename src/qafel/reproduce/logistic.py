@@ -32,7 +32,7 @@ def settings(chosen: Mapping[str, Any], uploads: int, seed: int) -> Settings:
     """The study's clock and rates."""
     fixed = {"arrivals": "closed", "momentum": 0.0, "server_rate": SERVER_RATE, "buffer_size": BUFFER}
     length = {"uploads": uploads, "evaluate_every": uploads, "seed": seed}
-    return sim.settings({**fixed, **chosen, **length})
+    return sim.make_settings({**fixed, **chosen, **length})
 
 
 class Logistic:
@@ -91,11 +91,11 @@ class Logistic:
         self._descend(samples, task.x, self.rates, STEPS, self.scratch, delta)
         return delta
 
-    def judge(self, x: Vector, chunk: int) -> tuple[int, float]:
-        """(Correct predictions, n·f)."""
+    def evaluate(self, x: Vector, chunk: int) -> dict[str, float]:
+        """Accuracy and f, each times the number of samples."""
         del chunk
-        right = int(((self.x64 @ x > 0) == (self.signs > 0)).sum())
-        return right, self.objective(x.astype(np.float64)) * self.held_out
+        right = float(((self.x64 @ x > 0) == (self.signs > 0)).sum())
+        return {"accuracy": right, "loss": self.objective(x.astype(np.float64)) * self.held_out}
 
     def objective(self, w: npt.NDArray[np.float64]) -> float:
         """f."""

@@ -92,7 +92,7 @@ def run(
         if simulation.server.version == marks[0]:
             step = marks.pop(0)
             gaps.append((step, learner.objective(simulation.x.astype(np.float64)) - optimum))
-            tell(simulation.uploads)
+            tell(simulation.tracker.totals.uploads)
 
     run_to_the_end(
         Simulation(

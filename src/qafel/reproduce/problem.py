@@ -19,7 +19,7 @@ import numpy as np
 from qafel import theory as formulas
 from qafel import wire
 from qafel.client import Task
-from qafel.sim import Simulation, settings
+from qafel.sim import Simulation, make_settings
 from qafel.sim.batch import run_to_the_end
 from qafel.streams import generator
 from qafel.vectors import Vector
@@ -79,11 +79,11 @@ class Problem:
         g = self.flat.T @ (1 / (1 + np.exp(self.flat @ w))) / len(self.flat)
         return float(g @ g)
 
-    def judge(self, x: Vector, chunk: int) -> tuple[int, float]:
-        """(Correct predictions, sum of the losses)."""
+    def evaluate(self, x: Vector, chunk: int) -> dict[str, float]:
+        """Accuracy and loss, each summed over the samples."""
         del chunk
         scores = self.flat @ x.astype(np.float64)
-        return int((scores > 0).sum()), float(np.logaddexp(0, -scores).sum())
+        return {"accuracy": float((scores > 0).sum()), "loss": float(np.logaddexp(0, -scores).sum())}
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -135,14 +135,14 @@ def measure(chosen: Mapping[str, str], steps: int, seed: int) -> Measured:
     def record(run: Simulation) -> None:
         if run.server.hidden.version == len(gradients):
             gradients.append(problem.gradient(run.x))
-            errors.append(run.residual**2)
+            errors.append(run.tracker.totals.residual**2)
 
-    run = Simulation(settings({**chosen, **chosen_too}), problem, workers=1, progress=record)
+    run = Simulation(make_settings({**chosen, **chosen_too}), problem, workers=1, progress=record)
     run_to_the_end(run)
     return Measured(
         statistics.fmean(gradients[:steps]),
         statistics.fmean(errors),
-        max(run.staleness),
+        max(run.tracker.totals.staleness),
         gradients,
         errors,
     )

@@ -61,7 +61,7 @@ def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
         reached=len(there),
         diverged=sentences[0] if sentences else None,
         uploads=uploads,
-        best_accuracy=[run.summary.best_accuracy for run in runs],
+        best_accuracy=[run.best_accuracy for run in runs],
         thousands=thousands,
         kb_up=_mean([r.summary.bytes_up / r.summary.uploads / 1000 for r in runs]),
         kb_down=_mean([r.summary.bytes_down / max(1, r.summary.version) / 1000 for r in runs]),

@@ -58,7 +58,7 @@ class Runs:
             if isinstance(outcome, Diverged):
                 notes.append(f"{name} diverged: {outcome.sentence}")
             elif outcome.summary.target is None:
-                best = outcome.summary.best_accuracy
+                best = outcome.best_accuracy
                 notes.append(
                     f"{name} did not reach {100 * self.shared['target']:.0f} % in "
                     f"{outcome.summary.uploads:,} uploads (best {100 * best:.1f} %); it is left out of the "
