@@ -95,7 +95,7 @@ def updates(folder: Path, count: int, rounds: int, *, sync_always: bool) -> dict
 
 
 def fan_out(folder: Path, spec: str, count: int, connections: int, rounds: int) -> dict[str, Any]:
-    """Increments through the increments (stored, fenced, republished), and bare messages of the same bytes."""
+    """Increments (stored, fenced, republished), and bare messages of the same bytes."""
     payload = quantizer(spec).encode(
         generator(0, "bench").standard_normal(SIZE, dtype=np.float32), derive(0, "bench")
     )
