@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from qafel import FrameError, Layout, VectorError, quantizer, set_threads, vectors
-from qafel.coding import work
-from qafel.coding.indices import decode_indices, encode_indices, max_index_bytes
-from qafel.coding.kernels import pack, stray_bits, unpack
-from qafel.coding.planes import GROUP, packed_bytes, parts
-from qafel.coding.work import threads
+from qafel.coding import threads
+from qafel.coding.bitplanes import GROUP, packed_bytes, parts
+from qafel.coding.bitplanes_kernels import pack, stray_bits, unpack
+from qafel.coding.rice import decode_indices, encode_indices, max_index_bytes
+from qafel.coding.threads import thread_count
 from specs import SPECS, heavy_tailed
 
 SIZES = (0, 1, 2, 7, 8, 9, 255, 256, 257, 511, 512, 513, 1025, 4096, 5000)
@@ -148,12 +148,12 @@ def test_a_strided_or_read_only_vector_is_coded_like_any_other() -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_bytes_do_not_depend_on_threads_or_chunks(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     q, x = quantizer(spec), heavy_tailed(20_011)
-    before = threads()
+    before = thread_count()
     set_threads(1)
     payload, decoded = q.encode(x, 9), q.decode(q.encode(x, 9), x.size)
     try:
         for count, chunk in ((2, 512), (2, 1000), (3, 4096), (8, 513)):
-            monkeypatch.setattr(work, "CHUNK", chunk)
+            monkeypatch.setattr(threads, "CHUNK", chunk)
             set_threads(count)
             assert q.encode(x, 9) == payload
             assert np.array_equal(q.decode(payload, x.size), decoded)

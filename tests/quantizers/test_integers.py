@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from qafel.coding.digit_kernels import GROUPINGS
 from qafel.coding.integers import (
     CODINGS,
     RANS,
@@ -15,7 +14,8 @@ from qafel.coding.integers import (
     encode_integers,
     max_integer_bytes,
 )
-from qafel.coding.work import set_threads, threads
+from qafel.coding.rans_digits import GROUPINGS
+from qafel.coding.threads import set_threads, thread_count
 from qafel.errors import FrameError
 
 INTEGERS = hnp.arrays(np.int16, st.integers(0, 700), elements=st.integers(-32767, 32767))
@@ -72,7 +72,7 @@ def test_no_truncated_or_lengthened_coding_of_integers_is_taken(coding: str, sca
 
 def test_a_long_vector_of_integers_comes_in_streams_that_threads_share() -> None:
     numbers = np.rint(np.random.default_rng(1).standard_normal(1_200_007)).astype(np.int16)
-    before = threads()
+    before = thread_count()
     try:
         set_threads(1)
         data = encode_integers(numbers, "rans")

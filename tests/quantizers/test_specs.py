@@ -14,9 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qafel import ConfigError, FrameError, Quantizer, SpecError, quantizer, register, registered
-from qafel.quantizers import base
-from qafel.quantizers.spec import Arguments
+from qafel import (
+    ConfigError,
+    FrameError,
+    Quantizer,
+    SpecError,
+    quantizer,
+    register_quantizer,
+    registered_quantizers,
+)
+from qafel.quantizers import Arguments, _base
 from qafel.vectors import Vector
 from specs import SPECS, heavy_tailed
 
@@ -125,7 +132,7 @@ def test_a_bad_spec_names_the_nearest_valid_one(spec: str) -> None:
 
 
 PIECES = [
-    *registered(),
+    *registered_quantizers(),
     ":",
     ",",
     "=",
@@ -173,8 +180,8 @@ def test_a_fraction_means_the_same_under_any_decimal_context() -> None:
 
 def test_every_registered_quantizer_is_tested_and_has_a_valid_example() -> None:
     tested = {quantizer(spec).name for spec in SPECS}
-    assert set(registered()) == tested
-    for name, cls in registered().items():
+    assert set(registered_quantizers()) == tested
+    for name, cls in registered_quantizers().items():
         assert cls.name == name == quantizer(cls.example).name
 
 
@@ -216,9 +223,9 @@ class Halved(Quantizer):
 
 
 def test_a_third_party_registers_a_quantizer_and_it_composes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
-    base._parse.cache_clear()
-    register(Halved)
+    monkeypatch.setattr(_base, "_registry", dict(_base._registry))
+    _base._parse.cache_clear()
+    register_quantizer(Halved)
     q, x = quantizer("induced:halved+qsgd:4"), heavy_tailed(100)
     assert q.spec == "induced:halved+qsgd:4"
     total = np.ones(100, np.float32)
@@ -227,15 +234,15 @@ def test_a_third_party_registers_a_quantizer_and_it_composes(monkeypatch: pytest
     with pytest.raises(FrameError, match="finite"):
         quantizer("halved").decode_add(np.full(100, np.inf, np.float16).tobytes(), total)
     with pytest.raises(ConfigError, match="registered already"):
-        register(type("Other", (Halved,), {}))
-    base._parse.cache_clear()
+        register_quantizer(type("Other", (Halved,), {}))
+    _base._parse.cache_clear()
 
 
 def test_an_installed_package_is_found_by_its_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
-    base._parse.cache_clear()
+    monkeypatch.setattr(_base, "_registry", dict(_base._registry))
+    _base._parse.cache_clear()
     (tmp_path / "their_package.py").write_text(
         "from test_specs import Halved\n\nclass Theirs(Halved):\n    name = example = 'theirs'\n"
     )
@@ -246,6 +253,6 @@ def test_an_installed_package_is_found_by_its_entry_point(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     assert quantizer("theirs").spec == "theirs"
-    assert "theirs" in registered()
-    base._parse.cache_clear()
+    assert "theirs" in registered_quantizers()
+    _base._parse.cache_clear()
     sys.modules.pop("their_package", None)

@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from qafel.coding.threads import cores
 from qafel.config import DEFAULT_QUANTIZER
 from qafel.errors import QafelError
 from qafel.sim import Clock, Settings, Simulation
 from qafel.sim.timeline import Timeline
 from qafel.tasks.data.faces import Faces
 from qafel.tasks.data.table import Table
-from qafel.tasks.settings import cores
 
 IMAGES = 20
 CLIENTS = 500

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
-from qafel.quantizers.kernels import server_step
 from qafel.sim.kernels import REPORT, START
+from qafel.vector_kernels import server_step
 
 F32 = np.float32
 I32 = np.int32

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from qafel.coding.threads import cores
 from qafel.quantizers import quantizer
 from qafel.reproduce import figures, yardstick
 from qafel.reproduce.claims import Claim
@@ -27,7 +28,6 @@ from qafel.sim.batch import State, Tell, in_parallel, store
 from qafel.sim.clock import Times
 from qafel.sim.timeline import BLOCK
 from qafel.tasks import data as datasets
-from qafel.tasks.settings import cores
 
 DATA = "breast-cancer"
 SERVER_STEPS, QUICK_STEPS = 10_000, 1000

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from qafel import theory as formulas
+from qafel.coding.threads import cores
 from qafel.reproduce import figures
 from qafel.reproduce.claims import Claim
 from qafel.reproduce.problem import (
@@ -23,7 +24,6 @@ from qafel.reproduce.problem import (
 )
 from qafel.reproduce.study import Options, Printed, Study, finish
 from qafel.sim.batch import State, Tell, in_parallel, store
-from qafel.tasks.settings import cores
 
 SIDES = ("both", "client", "server")
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
+from qafel.coding.threads import cores
 from qafel.errors import ConfigError, DivergenceError, QafelError, QafelWarning
 from qafel.sim import Result, Settings, Simulation, Stopped, comparison, load
-from qafel.tasks.settings import cores
 
 
 class Diverged(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ import numpy as np
 
 from qafel import wire
 from qafel.client import Advanced, Client
+from qafel.coding.threads import cores
 from qafel.errors import ConfigError, DivergenceError, QafelError, StateError
 from qafel.hidden import digest
 from qafel.runs.folder import RunFolder
@@ -36,7 +37,6 @@ from qafel.sim.saved import Saved
 from qafel.sim.settings import Settings
 from qafel.sim.timeline import Event, Timeline
 from qafel.sim.workers import Workers
-from qafel.tasks.settings import cores
 from qafel.vectors import Layout, Vector
 from qafel.wire import Rejected
 

@@ -5,7 +5,6 @@ and in Python. The simulator adds a clock, the federation adds its leases.
 import difflib
 import json
 import math
-import os
 import tomllib
 import types
 import typing
@@ -239,8 +238,3 @@ def _kind(hint: Any) -> str:
     if isinstance(hint, types.UnionType):
         return " or ".join(_kind(part) for part in typing.get_args(hint) if part is not type(None))
     return names.get(hint, str(hint))
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
