@@ -66,7 +66,8 @@ def decode_indices(data: bytes | memoryview, size: int, count: int) -> Indices:
     from qafel.coding import rice_kernels
 
     gaps = np.empty(count, np.int64)
-    end = rice_kernels.read(np.pad(body, (0, rice_kernels.PADDING)), 0, kind, size - 1, gaps)
+    padded = np.frombuffer(bytes(data[1:]) + bytes(rice_kernels.PADDING), np.uint8)
+    end = rice_kernels.read(padded, 0, kind, size - 1, gaps)
     indices = np.cumsum(gaps + 1) - 1
     if end != len(body) or (count and indices[-1] >= size):
         raise FrameError(f"the gaps are not a coding of {count} positions below {size}")
