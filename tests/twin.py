@@ -144,20 +144,9 @@ def randk(fraction: float, *, scaled: bool) -> TwinQuantizer:
     return quantize
 
 
-STEP_OF_BITS = (
-    (0.0296, 4.5),
-    (0.0725, 4.0),
-    (0.1590, 3.5),
-    (0.3125, 3.0),
-    (0.5508, 2.5),
-    (0.8757, 2.0),
-    (1.3960, 1.4),
-    (1.8984, 1.0),
-    (2.4413, 0.7),
-    (2.9536, 0.5),
-    (3.4924, 0.35),
-    (3.9959, 0.25),
-)
+BITS = (0.0296, 0.0725, 0.1590, 0.3125, 0.5508, 0.8757, 1.3960, 1.8984, 2.4413, 2.9536, 3.4924, 3.9959)
+STEPS = (4.5, 4.0, 3.5, 3.0, 2.5, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25)
+STEP_OF_BITS = tuple(zip(BITS, STEPS, strict=True))
 """Steps of ``rotated``, in units of the rms of a block, by bits per coordinate."""
 
 
