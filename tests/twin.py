@@ -4,6 +4,7 @@ Nothing here is fast and nothing here comes from the package but the names of ra
 functions (x, seed) -> Q(x) that never see a byte; the algorithms hold arrays, not frames.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -138,6 +139,130 @@ def randk(fraction: float, *, scaled: bool) -> TwinQuantizer:
             if u * (x.size - i) < wanted:
                 out[i] = x[i] * F32(x.size / count) if scaled else x[i]
                 wanted -= 1
+        return out
+
+    return quantize
+
+
+BITS = (0.0296, 0.0725, 0.1590, 0.3125, 0.5508, 0.8757, 1.3960, 1.8984, 2.4413, 2.9536, 3.4924, 3.9959)
+STEPS = (4.5, 4.0, 3.5, 3.0, 2.5, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25)
+STEP_OF_BITS = tuple(zip(BITS, STEPS, strict=True))
+"""Steps of ``rotated``, in units of the rms of a block, by bits per coordinate."""
+
+
+def step_of_bits(bits: float) -> float:
+    """Linear interpolation in the table, constant beyond its ends."""
+    if bits <= STEP_OF_BITS[0][0]:
+        return STEP_OF_BITS[0][1]
+    for (low, first), (high, second) in itertools.pairwise(STEP_OF_BITS):
+        if bits < high:
+            return (second - first) / (high - low) * (bits - low) + first
+    return STEP_OF_BITS[-1][1]
+
+
+def hadamard(y: Vector) -> Vector:
+    """The orthonormal Hadamard transform of 1024 numbers."""
+    half = 1
+    while half < 1024:
+        pairs = y.reshape(-1, 2, half)
+        y = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).ravel()
+        half *= 2
+    return y * F32(1 / 32)
+
+
+def random_signs(seed: int, block: int) -> list[Vector]:
+    """The two sign vectors of a block."""
+    drawn = random_words(derive(seed, "rotation") & 0xFFFFFFFF, 256 * block, 256)
+    octets = [int(word) >> shift & 255 for word in drawn for shift in (0, 8, 16, 24)]
+    return [np.array([-1 if octet >> turn & 1 else 1 for octet in octets], F32) for turn in (0, 1)]
+
+
+def rotated(bits: float) -> TwinQuantizer:
+    """Rotation, dead zone, one factor for every block, rotation back; for numbers of ordinary size."""
+    rounding, place = 1 / 3, 0.4
+
+    def quantize(x: Vector, seed: int) -> Vector:
+        count = -(-x.size // 1024)
+        padded = np.concatenate([x, np.zeros(1024 * count - x.size, F32)]).reshape(count, 1024)
+        signs = [random_signs(seed, block) for block in range(count)]
+        rows = [hadamard(s[1] * hadamard(s[0] * row)) for s, row in zip(signs, padded, strict=True)]
+        powers = []
+        for row in rows:
+            power = 0.0
+            for value in row:
+                power += float(value) * float(value)
+            powers.append(power)
+        total = 0.0
+        for power in powers:
+            total += math.sqrt(power)
+        out = np.zeros_like(padded)
+        for block, (row, power) in enumerate(zip(rows, powers, strict=True)):
+            if not power:
+                continue
+            step = step_of_bits(bits * math.sqrt(power) * (count / total))
+            rate = 1 / (step * math.sqrt(power / 1024))
+            codes = [int(abs(float(value)) * rate + rounding) for value in row]
+            if not any(codes):
+                codes[int(np.argmax(np.abs(row)))] = 1
+            product = 0.0
+            for value, code in zip(row, codes, strict=True):
+                if code:
+                    product += abs(float(value)) * (code - rounding + place)
+            exact = int(np.array(power / product, F32).view(np.uint32))
+            factor = np.array((exact + 0x8000 >> 16) << 16, np.uint32).view(F32)
+            points = [factor * F32(code - rounding + place) if code else F32(0) for code in codes]
+            y = np.array(points, F32) * np.sign(row)
+            out[block] = signs[block][0] * hadamard(signs[block][1] * hadamard(y))
+        return out.ravel()[: x.size]
+
+    return quantize
+
+
+def grouped_power(x: Vector) -> float:
+    """Σ x²: in float32 for every place in a group of 512, four groups at a time, anew every 256 groups."""
+    total = 0.0
+    for start in range(0, x.size, 256 * 512):
+        squares = np.square(x[start : start + 256 * 512])
+        whole = squares.size // 2048 * 2048
+        sums = np.zeros(512, F32)
+        for a, b, c, d in squares[:whole].reshape(-1, 4, 512):
+            sums += (a + b) + (c + d)
+        for group in range(whole, squares.size, 512):
+            rest = squares[group : group + 512]
+            sums[: rest.size] += rest
+        partial = 0.0
+        for value in sums:
+            partial += float(value)
+        total += partial
+    return total
+
+
+def deadzone(step: float) -> TwinQuantizer:
+    """Rounding towards zero, to points that the encoder chose; for numbers of ordinary size."""
+    rounding = F32(1 / 3)
+
+    def quantize(x: Vector, seed: int) -> Vector:
+        del seed
+        largest = float(np.abs(x).max())
+        if not largest:
+            return np.zeros_like(x)
+        wanted = max(step * math.sqrt(grouped_power(x) / x.size), largest * (1 / 16000))
+        width = F32(min(wanted, largest / (1 - float(rounding)) * (1 - 1e-6)))
+        scaled = np.abs(x) * (F32(1) / width)
+        codes = (scaled + rounding).astype(int)
+        levels = np.arange(codes.max() + 1) - float(rounding)
+        for cell in range(1, 5):
+            chosen = codes == cell if cell < 4 else (codes >= 4) & (codes < 4095)
+            inside = [
+                float(v) - (int(k) - float(rounding))
+                for v, k in zip(scaled[chosen], codes[chosen], strict=True)
+            ]
+            mean = math.fsum(inside) / len(inside) if inside else 0.5
+            place = (min(max(math.floor(mean * 256), 0), 255) + 0.5) / 256
+            levels[cell : cell + 1 if cell < 4 else None] += place
+        levels[0] = 0
+        points = (levels * float(width)).astype(F32)
+        out: Vector = np.where(x < 0, -points[codes], points[codes])
         return out
 
     return quantize

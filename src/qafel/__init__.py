@@ -6,7 +6,7 @@ hidden state that server and clients share. Start with ``Job`` or ``algorithm``,
 """
 
 from qafel.client import Advanced, Client, Drifted, Ignored, Missed, Task, local_sgd
-from qafel.coding.work import set_threads
+from qafel.coding.threads import set_threads
 from qafel.config import Job, algorithm
 from qafel.errors import (
     BrokerError,
@@ -26,7 +26,14 @@ from qafel.errors import (
     VectorError,
     WorkerError,
 )
-from qafel.quantizers import Measured, Quantizer, measure, quantizer, register, registered
+from qafel.quantizers import (
+    Measured,
+    Quantizer,
+    measure,
+    quantizer,
+    register_quantizer,
+    registered_quantizers,
+)
 from qafel.server import Accepted, Server, Stepped
 from qafel.vectors import Layout
 from qafel.wire import Rejected
@@ -69,7 +76,7 @@ __all__ = [
     "local_sgd",
     "measure",
     "quantizer",
-    "register",
-    "registered",
+    "register_quantizer",
+    "registered_quantizers",
     "set_threads",
 ]

@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 
 def provenance(*packages: str) -> dict[str, Any]:
     """The command that runs, the commit it runs from, the machine, and the versions of ``packages``."""
@@ -75,11 +73,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as JSON; a reader sees the old file or the new one, never a part of it."""
-    plain = finite(msgspec.to_builtins(value))
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n")
-    part.replace(path)

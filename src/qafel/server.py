@@ -190,13 +190,13 @@ class Server:
         return [Accepted(update.client, update.task, staleness, weight), *self.advance()]
 
     def _step(self) -> Stepped:
-        from qafel.quantizers import kernels
+        from qafel import vector_kernels
 
         count = self.aggregator.count
         total = vectors.as_vector(self.aggregator.finish(), self.job.size)
         x, ahead = vectors.empty(self.job.size), vectors.empty(self.job.size)
         beta, rate = np.float32(self.job.momentum), np.float32(self.job.server_rate)
-        kernels.server_step(
+        vector_kernels.server_step(
             total, np.float32(count), beta, self._momentum, rate, self._x, self.hidden.x, x, ahead
         )
         target = x if self._replaces else ahead
@@ -288,12 +288,12 @@ class Server:
 
 
 def _norm(x: Vector) -> float:
-    from qafel.quantizers import kernels
+    from qafel import vector_kernels
 
-    return math.sqrt(kernels.squared_norm(vectors.read_only(x), 0, x.size))
+    return math.sqrt(vector_kernels.squared_norm(vectors.read_only(x), 0, x.size))
 
 
 def _distance(x: Vector, y: Vector) -> float:
-    from qafel.quantizers import kernels
+    from qafel import vector_kernels
 
-    return math.sqrt(kernels.squared_distance(vectors.read_only(x), vectors.read_only(y)))
+    return math.sqrt(vector_kernels.squared_distance(vectors.read_only(x), vectors.read_only(y)))

@@ -16,7 +16,8 @@ import msgspec
 
 from qafel import report
 from qafel.errors import ConfigError
-from qafel.records import provenance, write_json
+from qafel.files import write_json
+from qafel.records import provenance
 from qafel.sim import Result, Settings
 from qafel.sim.batch import Outcome, State, run_all
 

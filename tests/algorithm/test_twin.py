@@ -23,6 +23,10 @@ PAIRS = {
     "randk:0.25,scaled": twin.randk(0.25, scaled=True),
     "randk:0.25": twin.randk(0.25, scaled=False),
     "contract:qsgd:4": twin.contract(twin.qsgd(7), quantizer("qsgd:4").omega(SIZE)),
+    "rotated:bits=0.5": twin.rotated(0.5),
+    "rotated:bits=3": twin.rotated(3),
+    "deadzone:step=1.8": twin.deadzone(1.8),
+    "deadzone:step=0.3": twin.deadzone(0.3),
     "induced:topk:0.1+qsgd:4,bucket=64": twin.induced(twin.topk(0.1), twin.qsgd(7, 64)),
 }
 MATCHES = [
@@ -34,6 +38,7 @@ MATCHES = [
     ("induced:topk:0.1+qsgd:4,bucket=64", "contract:qsgd:4"),
     ("affine:11", "qsgd:levels=4,bucket=100,norm=max"),
     ("qsgd:8,norm=max", "randk:0.25"),
+    ("rotated:bits=0.5", "deadzone:step=1.8"),
 ]
 WEIGHTS = {
     "constant": lambda tau: 1.0,
@@ -57,6 +62,19 @@ def test_quantizer_equals_its_twin_bit_for_bit(spec: str) -> None:
             continue
         x = (rng.standard_t(3, size) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
         x[rng.random(size) < 0.1] = 0
+        assert np.array_equal(q.decode(q.encode(x, seed), size), PAIRS[spec](x, seed))
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049, 3100])
+@pytest.mark.parametrize("spec", [spec for spec in PAIRS if spec.startswith(("rotated", "deadzone"))])
+def test_quantizers_in_blocks_equal_their_twin_below_at_and_above_one_block(spec: str, size: int) -> None:
+    q, rng = quantizer(spec), np.random.default_rng(size)
+    heavy = rng.standard_cauchy(size)
+    lonely = np.zeros(size)
+    lonely[size // 2] = -3
+    uneven = rng.standard_normal(size) * 10.0 ** -(np.arange(size) // 1024)
+    for seed, numbers in enumerate((rng.standard_normal(size), heavy, lonely, uneven, np.zeros(size))):
+        x = numbers.astype(np.float32)
         assert np.array_equal(q.decode(q.encode(x, seed), size), PAIRS[spec](x, seed))
 
 

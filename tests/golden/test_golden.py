@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qafel import quantizer, registered, wire
+from qafel import quantizer, registered_quantizers, wire
 from specs import SPECS
 
 _spec = importlib.util.spec_from_file_location("make", Path(__file__).with_name("make.py"))
@@ -23,7 +23,7 @@ def test_quantizer_bytes(spec: str) -> None:
 
 
 def test_every_registered_quantizer_has_committed_bytes() -> None:
-    assert {quantizer(spec).name for spec in VECTORS["quantizers"]} == set(registered())
+    assert {quantizer(spec).name for spec in VECTORS["quantizers"]} == set(registered_quantizers())
 
 
 def test_affine_bytes_with_a_layout() -> None:

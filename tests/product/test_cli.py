@@ -54,10 +54,10 @@ def test_every_command_has_help_with_an_example_and_json(command: list[str]) -> 
 
 
 def test_quantizers_lists_every_registered_one() -> None:
-    from qafel import registered
+    from qafel import registered_quantizers
 
     answer = call_json("quantizers", "--size", "1000")
-    assert {row["spec"].split(":")[0] for row in answer["quantizers"]} == set(registered())
+    assert {row["spec"].split(":")[0] for row in answer["quantizers"]} == set(registered_quantizers())
     text = call("quantizers", "qsgd:4", "--size", "29282").stdout
     assert "14,645" in text
     assert "-23.4" in text

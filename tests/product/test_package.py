@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import qafel
-from qafel.quantizers import base
+from qafel.quantizers import _base
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,14 +38,14 @@ WITH_A_BROKER = {"federation.md"}
 def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ROOT / page if page == "README.md" else ROOT / "docs" / page
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    monkeypatch.setattr(_base, "_registry", dict(_base._registry))
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     if page == "README.md":
         assert blocks
         assert len([line for line in blocks[0].splitlines() if line.strip()]) <= 15
     for block in blocks:
         exec(compile(block, page, "exec"), {"__name__": "example"})
-    base._parse.cache_clear()
+    _base._parse.cache_clear()
 
 
 def test_links_in_the_docs_lead_somewhere() -> None:

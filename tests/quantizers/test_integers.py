@@ -1,4 +1,4 @@
-"""Codings of small integers: exact inverses, never longer than fixed width, and no bytes that do harm."""
+"""Codings of small integers are exact, never longer than fixed width, and reject invalid bytes."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from qafel.coding.digit_kernels import GROUPINGS
 from qafel.coding.integers import (
     CODINGS,
     RANS,
@@ -15,7 +14,8 @@ from qafel.coding.integers import (
     encode_integers,
     max_integer_bytes,
 )
-from qafel.coding.work import set_threads, threads
+from qafel.coding.rans_digits import GROUPINGS
+from qafel.coding.threads import set_threads, thread_count
 from qafel.errors import FrameError
 
 INTEGERS = hnp.arrays(np.int16, st.integers(0, 700), elements=st.integers(-32767, 32767))
@@ -27,14 +27,14 @@ SMALL = hnp.arrays(np.int16, st.integers(0, 1500), elements=st.integers(-3, 3))
 def test_integers_survive_every_coding_and_never_take_more_than_fixed_width(
     numbers: Integers, coding: str
 ) -> None:
-    most = int(np.abs(numbers).max()) if numbers.size else 0
+    limit = int(np.abs(numbers).max()) if numbers.size else 0
     data = encode_integers(numbers, coding)
-    assert len(data) <= max_integer_bytes(numbers.size, most)
+    assert len(data) <= max_integer_bytes(numbers.size, limit)
     assert len(data) <= len(encode_integers(numbers, "fixed"))
-    assert np.array_equal(decode_integers(data, numbers.size, most), numbers)
-    if most:
+    assert np.array_equal(decode_integers(data, numbers.size, limit), numbers)
+    if limit:
         with pytest.raises(FrameError):
-            decode_integers(data, numbers.size, most - 1)
+            decode_integers(data, numbers.size, limit - 1)
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -45,7 +45,7 @@ def test_a_single_number_takes_no_more_than_fixed_width(coding: str) -> None:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_every_other_number_backwards_is_coded_as_its_copy(coding: str) -> None:
+def test_a_strided_view_is_coded_like_its_copy(coding: str) -> None:
     numbers = np.rint(np.random.default_rng(1).standard_t(3, 9000)).astype(np.int16)
     for view in (numbers[::2], numbers[::-1], numbers[::-3]):
         assert encode_integers(view, coding) == encode_integers(view.copy(), coding)
@@ -53,18 +53,20 @@ def test_every_other_number_backwards_is_coded_as_its_copy(coding: str) -> None:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
-def test_no_truncated_or_lengthened_coding_of_integers_is_taken(coding: str, scale: float) -> None:
+def test_truncated_or_extended_codings_are_rejected_or_decode_to_other_numbers(
+    coding: str, scale: float
+) -> None:
     rng = np.random.default_rng(1)
     numbers = np.rint(rng.standard_t(3, 3000) * scale).astype(np.int16)
     data = encode_integers(numbers, coding)
     refused = 0
     for cut in range(1, len(data), max(1, len(data) // 50)):
         try:
-            found = decode_integers(data[:-cut], 3000, 32767)
+            decoded = decode_integers(data[:-cut], 3000, 32767)
         except FrameError:
             refused += 1
         else:
-            assert not np.array_equal(found, numbers)
+            assert not np.array_equal(decoded, numbers)
     assert refused > 40
     with pytest.raises(FrameError):
         decode_integers(data + b"\0", 3000, 32767)
@@ -72,7 +74,7 @@ def test_no_truncated_or_lengthened_coding_of_integers_is_taken(coding: str, sca
 
 def test_a_long_vector_of_integers_comes_in_streams_that_threads_share() -> None:
     numbers = np.rint(np.random.default_rng(1).standard_normal(1_200_007)).astype(np.int16)
-    before = threads()
+    before = thread_count()
     try:
         set_threads(1)
         data = encode_integers(numbers, "rans")
@@ -93,12 +95,12 @@ def test_the_range_coder_is_near_the_entropy_and_learns_what_repeats() -> None:
 
 
 def of_grouping(kind: int, size: int) -> Integers:
-    """Numbers for which rANS takes a grouping: up to its m, but for one in five hundred."""
+    """Numbers for which rANS chooses a grouping: up to its m, except for one in five hundred."""
     rng = np.random.default_rng(kind)
-    most = GROUPINGS[kind][1]
-    numbers = np.rint(rng.standard_normal(size) * most / 2).clip(-most, most).astype(np.int16)
+    max_digit = GROUPINGS[kind][1]
+    numbers = np.rint(rng.standard_normal(size) * max_digit / 2).clip(-max_digit, max_digit).astype(np.int16)
     some = rng.choice(size, size // 500, replace=False)
-    numbers[some] = rng.choice([-1, 1], some.size) * rng.integers(most + 1, 2 * most + 9, some.size)
+    numbers[some] = rng.choice([-1, 1], some.size) * rng.integers(max_digit + 1, 2 * max_digit + 9, some.size)
     return numbers
 
 
@@ -136,9 +138,9 @@ def test_changed_bytes_of_rans_are_refused_or_stay_within_the_limit(kind: int) -
         for place in rng.integers(1, rng.choice([head, len(data)]), rng.integers(1, 4)):
             wrong[place] = rng.integers(256)
         try:
-            found = decode_integers(bytes(wrong), numbers.size, limit)
+            decoded = decode_integers(bytes(wrong), numbers.size, limit)
         except FrameError:
             refused += 1
         else:
-            assert np.abs(found).max() <= limit
+            assert np.abs(decoded).max() <= limit
     assert refused > 400

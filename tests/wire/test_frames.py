@@ -25,7 +25,7 @@ from qafel import (
     quantizer,
     wire,
 )
-from qafel.coding.indices import decode_indices, max_index_bytes
+from qafel.coding.rice import decode_indices, max_index_bytes
 from qafel.hidden import HiddenState
 from qafel.wire import Increment, Snapshot, Update
 from specs import SPECS, heavy_tailed
@@ -169,7 +169,7 @@ def test_a_hundred_thousand_payloads_are_a_finite_vector_or_a_frame_error(spec: 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_codings_of_positions() -> None:
-    from qafel.coding.indices import encode_indices
+    from qafel.coding.rice import encode_indices
 
     rng, size = random.Random(2), 300
     for _ in range(CASES):

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from qafel import vectors
-from qafel.coding.work import set_threads, threads
+from qafel.coding.threads import set_threads, thread_count
 from qafel.quantizers import Quantizer, quantizer
 from qafel.streams import generator
 
@@ -59,7 +59,7 @@ def bench_codec(
     sizes: Iterable[int] = SIZES, specs: Iterable[str] = SPECS, rounds: int = 15
 ) -> Iterator[Row]:
     """Time every quantizer at every size, one row at a time."""
-    before = threads()
+    before = thread_count()
     set_threads(1)
     try:
         for size in sizes:

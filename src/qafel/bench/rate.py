@@ -11,7 +11,7 @@ import numpy as np
 from qafel import report, vectors
 from qafel.bench.codec import seconds
 from qafel.coding.integers import decode_integers, encode_integers
-from qafel.coding.work import set_threads, threads
+from qafel.coding.threads import set_threads, thread_count
 from qafel.errors import ConfigError
 from qafel.quantizers import quantizer
 from qafel.tasks.cnn import LAYOUT
@@ -112,7 +112,7 @@ def coders(deltas: Mapping[str, Vector], rounds: int = 15, size: int = SIZE) -> 
     x[:] = np.resize(np.concatenate(clients), size)
     twin = vectors.zeros(size)
     dither = np.random.default_rng(0).random(size) - 0.5
-    before = threads()
+    before = thread_count()
     try:
         for coding, step, many in (
             ("range", 2.0, 1),

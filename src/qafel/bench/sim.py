@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from qafel.coding.work import _cores as cores
+from qafel.coding.threads import cores
 from qafel.config import DEFAULT_QUANTIZER
 from qafel.sim import Settings, Simulation
 from qafel.sim.timeline import Timeline

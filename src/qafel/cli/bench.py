@@ -8,7 +8,8 @@ import typer
 from qafel.cli import bench_tables, show
 from qafel.cli.quantizers import check_size
 from qafel.errors import ConfigError
-from qafel.records import provenance, write_json
+from qafel.files import write_json
+from qafel.records import provenance
 
 app = typer.Typer(help="Measure speed, as ratios to a yardstick in the same run.", no_args_is_help=True)
 

@@ -18,7 +18,7 @@ from qafel.config import Job
 from qafel.errors import QafelError
 from qafel.federation import Broker, Joined, Plan, join, plan_trainer, serve
 from qafel.federation.monitoring import watch
-from qafel.records import write_json
+from qafel.files import write_json
 from qafel.runs.result import Result, load
 from qafel.vectors import Vector
 

@@ -11,7 +11,7 @@ from qafel import theory, vectors
 from qafel.cli import show
 from qafel.config import DEFAULT_QUANTIZER
 from qafel.errors import ConfigError
-from qafel.quantizers import measure, quantizer, registered
+from qafel.quantizers import measure, quantizer, registered_quantizers
 from qafel.vectors import Vector
 
 SHOWN = (
@@ -48,7 +48,7 @@ def specs_or_all(specs: list[str] | None, size: int) -> list[str]:
     if specs:
         return [quantizer(spec).spec for spec in specs]
     shown = {quantizer(spec).name for spec in SHOWN}
-    return [*SHOWN, *(cls.example for name, cls in registered().items() if name not in shown)]
+    return [*SHOWN, *(cls.example for name, cls in registered_quantizers().items() if name not in shown)]
 
 
 def load_vector(path: Path) -> Vector:

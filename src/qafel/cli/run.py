@@ -11,7 +11,7 @@ import typer
 
 from qafel.cli import show
 from qafel.errors import ConfigError
-from qafel.records import write_json
+from qafel.files import write_json
 
 if TYPE_CHECKING:
     from qafel.runs.result import Result

@@ -1,6 +1,8 @@
-"""Coding: integers to bits and back, and the threads that share the work on long vectors.
+"""Integers to bytes and back, and the threads that share the work on long vectors.
 
-``planes`` packs fixed-width codes, ``indices`` codes sorted positions; both keep their numba kernels in a
-module of its own so that importing qafel needs neither numba nor a compiled kernel. ``work`` splits long
-vectors.
+- ``integers``: vectors of small integers, coded with fixed width, the range coder or rANS.
+- ``bitplanes``: codes of fixed width. ``rice``: sorted positions.
+- ``range_coder``, ``rans``, ``rans_digits``, ``simd`` and ``*_kernels`` are numba code. Functions import them
+  when they are called, so that importing qafel does not import numba.
+- ``threads``: runs a kernel on several ranges of a vector at once.
 """

@@ -1,17 +1,16 @@
-"""``dither``: rounding with a dither that both ends know, unbiased, for clients.
+"""``dither``: rounding with a dither that encoder and decoder share. Unbiased, for clients.
 
     q = ⌊x/Δ + r⌋,  r uniform in [0, 1)         x̃ = (q − λ·u)·Δ,  u = r − ½
 
-Whatever λ is, the mean of x̃ is x. With λ = 1 the error is the dither's own, Δ²/12 for every coordinate, zeros
-included; with λ = 0 it is that of rounding at random, nothing for a zero. In between, with v the mean of
-f·(1 − f) and f the distance of x/Δ to a whole number, it is Δ²·(v − λ·v + λ²/12), least at λ = 6·v. Δ and λ
-depend on x only. Of the 16 bits of r the decoder takes the upper 8 for u.
+The mean of x̃ is x for every λ. With λ = 1 the squared error is that of the dither, Δ²/12 for every
+coordinate, zeros included; with λ = 0 it is that of stochastic rounding, which keeps zeros. In general it is
+Δ²·(v − λ·v + λ²/12), v being the mean of f·(1 − f) and f the distance of x/Δ to the nearest integer; the
+minimum is at λ = 6·v. Δ and λ depend on x only. The decoder uses the upper 8 of the 16 bits of r for u.
 
-Most numbers are zero where the step is several times the rms, and an entropy coder makes little of them: see
-``qafel.coding.integers``.
+If the step is several times the rms, most integers are zero and entropy coding is effective.
 
-Payload: Δ (float32), a power of two that brought x to a normal size (int16, mostly 0), 256/λ (uint32), the
-seed of the dither (uint32), then the integers.
+Payload: Δ (float32), the power of two that normalised x (int16, mostly 0), 256/λ (uint32), the seed of the
+dither (uint32), then the integers.
 """
 
 import math
@@ -22,138 +21,136 @@ from typing import ClassVar
 import numpy as np
 
 from qafel import vectors
+from qafel.coding.bitplanes import packed_bytes
 from qafel.coding.integers import FIXED, encode_integers
-from qafel.coding.planes import packed_bytes
-from qafel.coding.work import over_ranges, scratch
+from qafel.coding.threads import over_ranges, scratch
 from qafel.errors import FrameError
-from qafel.quantizers import scaled
-from qafel.quantizers.base import register
-from qafel.quantizers.coded import Stepped
+from qafel.quantizers import _scaled
+from qafel.quantizers._base import register_quantizer
+from qafel.quantizers._coded import Stepped
 from qafel.streams import derive, keys
 from qafel.vectors import Vector
 
 PAYLOAD = struct.Struct("<fhII")
-"""How a payload begins: Δ, the power of two, 256/λ, the seed."""
+"""The head: Δ, the power of two, 256/λ, the seed."""
 HEAD = PAYLOAD.size
 WHOLE = 256
-"""256/λ where λ is 1."""
+"""256/λ for λ = 1."""
+MAX_PRODUCT = 1 << 30
+"""Integers times 256/λ stay below this."""
 
 
-@register
+@register_quantizer
 @dataclass(frozen=True)
 class Dither(Stepped):
-    """Subtractive dither with the λ that loses least."""
+    """Subtractive dither with the λ of the smallest error."""
 
     name = "dither"
     example = "dither:step=6"
+    unbiased = True
     limits: ClassVar = {"step": ("0.001", "1000"), "bits": ("0.01", "12"), "nmse": ("0.000001", "50")}
 
-    @property
-    def unbiased(self) -> bool:
-        """Whatever λ is."""
-        return True
-
     def omega(self, size: int) -> float:
-        """With step s: s²/12, and s − 3 from 6 on; of long vectors λ is a guess, and it is s²·max(v, 1/12)
-        with v ≤ min(1/4, 1/s). A percent for the bits of the dither that the decoder does not know.
+        """Return, for step s, s²/12 if s ≤ 6, else s − 3. For long vectors, whose λ is estimated from a
+        sample, s²·max(v, 1/12) with v ≤ min(1/4, 1/s). One percent is added for the bits of the dither that
+        the decoder does not use.
         """
         if size == 0:
             return 0.0
         if self.goal.kind == "nmse":
             return 1.01 * float(self.goal.value)
-        s = float(self.goal.value) if self.goal.kind == "step" else 2.0 ** (scaled.HIGHEST / scaled.OCTAVE)
-        if size > 2 * scaled.SAMPLE:
+        s = float(self.goal.value) if self.goal.kind == "step" else 2.0 ** (_scaled.HIGHEST / _scaled.OCTAVE)
+        if size > 2 * _scaled.SAMPLE:
             bound = s * s * max(min(0.25, 1 / s), 1 / 12)
         else:
             bound = s * s / 12 if s <= 6 else s - 3
-        return 1.01 * max(bound, size * scaled.FINEST**2 / 4)
+        return 1.01 * max(bound, size * _scaled.FINEST**2 / 4)
 
     def head_bytes(self, size: int) -> int:
-        """Step, exponent, 256/λ, seed."""
+        """Return the bytes of step, exponent, 256/λ and seed."""
         del size
         return HEAD
 
-    def encode_normalised(self, found: scaled.Normalised, seed: int) -> bytes:
-        """Step, λ, seed, integers."""
+    def encode_normalised(self, normalised: _scaled.Normalised, seed: int) -> bytes:
+        """Return step, exponent, 256/λ, seed, integers."""
         from qafel.quantizers import dither_kernels as kernels
 
         shared_seed = derive(seed, "shared") & 0xFFFFFFFF
-        shared = keys(shared_seed)
-        step = self._step(found)
+        shared, size = keys(shared_seed), normalised.x.size
+        step = self._step(normalised)
         if step == 0:
-            integers = encode_integers(np.zeros(found.x.size, np.int16), self.coding)
-            return scaled.head(step, 0) + _words(WHOLE, shared_seed) + integers
-        v = kernels.spread(found.x, step, max(1, found.x.size // scaled.SAMPLE))
-        most = int(found.largest / float(step) * (1 + 1e-6)) + 1
-        part = _part(v, most)
-        flat = vectors.read_only(found.x)
-        width = (2 * most).bit_length()
+            integers = encode_integers(np.zeros(size, np.int16), self.coding)
+            return PAYLOAD.pack(step, 0, WHOLE, shared_seed) + integers
+        v = kernels.spread(normalised.x, step, max(1, size // _scaled.SAMPLE))
+        max_magnitude = int(normalised.largest / float(step) * (1 + 1e-6)) + 1
+        head = PAYLOAD.pack(step, normalised.exponent, _part(v, max_magnitude), shared_seed)
+        flat = vectors.read_only(normalised.x)
+        width = (2 * max_magnitude).bit_length()
         if self.coding == "fixed" and width <= 8:
-            head = scaled.head(step, found.exponent) + _words(part, shared_seed) + _fixed_head(most)
-            out = scratch(len(head) + packed_bytes(found.x.size, width))
+            head += bytes([FIXED]) + max_magnitude.to_bytes(2, "little")
+            out = scratch(len(head) + packed_bytes(size, width))
             codes = out[len(head) :]
             out[: len(head)] = np.frombuffer(head, np.uint8)
             over_ranges(
-                lambda a, b: kernels.dither_pack(flat, step, shared, most, width, a, b, codes),
-                found.x.size,
+                lambda a, b: kernels.dither_pack(flat, step, shared, max_magnitude, width, a, b, codes),
+                size,
                 kernels.BLOCK,
             )
             return out.tobytes()
-        q = np.empty(found.x.size, np.int16)
-        over_ranges(
-            lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), found.x.size, kernels.BLOCK
-        )
-        integers = encode_integers(q, self.coding)
-        return scaled.head(step, found.exponent) + _words(part, shared_seed) + integers
+        q = np.empty(size, np.int16)
+        over_ranges(lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), size, kernels.BLOCK)
+        return head + encode_integers(q, self.coding)
 
-    def _step(self, found: scaled.Normalised) -> np.float32:
+    def _step(self, normalised: _scaled.Normalised) -> np.float32:
         from qafel.quantizers import dither_kernels as kernels
 
-        if found.largest == 0:
+        if normalised.largest == 0:
             return np.float32(0)
         kind, value = self.goal.kind, float(self.goal.value)
         if kind == "step":
-            return np.float32(max(value * found.rms, found.largest * scaled.FINEST))
-        some = vectors.read_only(scaled.sample(found.x))
-        power = float(np.mean(np.square(some, dtype=np.float64))) or found.rms**2
+            return np.float32(max(value * normalised.rms, normalised.largest * _scaled.FINEST))
+        some = vectors.read_only(_scaled.sample(normalised.x))
+        power = float(np.mean(np.square(some, dtype=np.float64))) or normalised.rms**2
 
         def nmse(s: float) -> float:
-            step = np.float32(s * found.rms)
+            step = np.float32(s * normalised.rms)
             v = kernels.spread(some, step, 1)
             return float(step) ** 2 * (v - 3 * v * v if v < 1 / 6 else 1 / 12) / power
 
         def bits(s: float) -> float:
             counts = np.zeros(4096)
-            kernels.expected_counts(some, np.float32(s * found.rms), counts)
-            return scaled.entropy(counts)
+            kernels.expected_counts(some, np.float32(s * normalised.rms), counts)
+            return _scaled.entropy(counts)
 
         if kind == "nmse":
-            s = scaled.search(nmse, value, falls=False)
+            s = _scaled.search(nmse, value, falls=False)
         else:
-            s = scaled.search(bits, value, falls=True)
-        return np.float32(max(s * found.rms, found.largest * scaled.FINEST))
+            s = _scaled.search(bits, value, falls=True)
+        return np.float32(max(s * normalised.rms, normalised.largest * _scaled.FINEST))
 
-    def largest(self, data: bytes, most: int) -> int:
-        """Numbers times 256/λ stay below 2³⁰."""
+    def max_magnitude(self, data: bytes, limit: int) -> int:
+        """Return the limit on integers that follows from 256/λ."""
         step, _, part, _ = PAYLOAD.unpack_from(data)
-        if not WHOLE <= part <= 1 << 30 or (step == 0 and part != WHOLE):
-            raise FrameError(f"{self.spec}: an impossible λ")
-        return min(most, (1 << 30) // int(part) - 1)
+        if not WHOLE <= part <= MAX_PRODUCT or (step == 0 and part != WHOLE):
+            raise FrameError(f"{self.spec}: impossible 256/λ: {part}")
+        return min(limit, MAX_PRODUCT // int(part) - 1)
 
     def add(self, data: bytes, step: np.float32, exponent: int, weight: np.float32, out: Vector) -> None:
-        """The dither, drawn again, taken away."""
+        """Draw the dither again, subtract it, and add the result."""
+        from qafel.coding.bitplanes_kernels import invalid_codes
         from qafel.quantizers import dither_kernels as kernels
-        from qafel.quantizers.kernels import invalid_codes
 
         part, seed = PAYLOAD.unpack_from(data)[2:]
         shared, slope = keys(seed), step / np.float32(part)
-        most = int.from_bytes(data[HEAD + 1 : HEAD + 3], "little") if data[HEAD] == FIXED else 0
-        if 4 <= most <= 7 and (most + 1) * part < 1 << 15 and weight == 1 and not exponent:
+        fixed = data[HEAD] == FIXED
+        max_magnitude = int.from_bytes(data[HEAD + 1 : HEAD + 3], "little") if fixed else 0
+        small = 4 <= max_magnitude <= 7 and (max_magnitude + 1) * part < 1 << 15
+        if small and weight == 1 and not exponent:
             codes = np.frombuffer(data, np.uint8, offset=HEAD + 3)
-            if invalid_codes(codes, 4, 2 * most, out.size):
-                raise FrameError(f"{self.spec}: impossible codes or stray bits")
+            if invalid_codes(codes, 4, 2 * max_magnitude, out.size):
+                raise FrameError(f"{self.spec}: impossible code or stray bits")
             over_ranges(
-                lambda a, b: kernels.dither_unpack(codes, most, part, slope, shared, a, b, out),
+                lambda a, b: kernels.dither_unpack(codes, max_magnitude, part, slope, shared, a, b, out),
                 out.size,
                 kernels.BLOCK,
             )
@@ -164,18 +161,10 @@ class Dither(Stepped):
             return
         value = vectors.zeros(out.size)
         kernels.dither_add(q, part, slope, shared, np.float32(1), value)
-        out += weight * scaled.rescale(value, exponent)
+        out += weight * _scaled.rescale(value, exponent)
 
 
-def _part(v: float, most: int) -> int:
-    """256/λ for the best λ = 6·v, as a whole number that no product with a coordinate's overflows."""
-    largest = (1 << 30) // (most + 1)
+def _part(v: float, max_magnitude: int) -> int:
+    """Return 256/λ for the best λ = 6·v, as an integer whose products with integers stay below the limit."""
+    largest = MAX_PRODUCT // (max_magnitude + 1)
     return largest if v * 6 * largest <= WHOLE else max(WHOLE, math.floor(WHOLE / (6 * v) + 0.5))
-
-
-def _fixed_head(most: int) -> bytes:
-    return bytes([FIXED]) + most.to_bytes(2, "little")
-
-
-def _words(part: int, seed: int) -> bytes:
-    return np.array([part, seed], np.uint32).tobytes()

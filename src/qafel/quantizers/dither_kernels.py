@@ -1,14 +1,15 @@
-"""Numba kernels of ``dither`` and ``deadzone``. No fast-math: these results define x̂.
+"""Numba kernels of ``dither``. No fast-math: these results define x̂.
 
-Vectors come normalised: their largest magnitude is between 2⁻⁴⁰ and 2⁴⁰, so that no intermediate number
-leaves float32's normal range.
+Vectors are normalised: their largest magnitude is between 2⁻⁴⁰ and 2⁴⁰, so that intermediate results are
+normal float32 numbers.
 """
 
 import numpy as np
 from numba import njit
 
-from qafel.coding.kernels import pack, unpack
-from qafel.coding.planes import GROUP
+from qafel.coding.bitplanes import GROUP
+from qafel.coding.bitplanes_kernels import pack, unpack
+from qafel.quantizers._scaled_kernels import STRETCH
 from qafel.streams.kernels import fill
 
 F32 = np.float32
@@ -23,16 +24,15 @@ UINT = np.uintp
 BLOCK, HALF = 8 * GROUP, GROUP // 2
 UNIT = F32(65536.0)
 MIDDLE = F32(127.5)
-STRETCH = 256
-"""Groups that are summed in float32."""
 MASKS = U32(1 << 31)
-"""The words of the stream from here on are the masks of the blocks."""
+"""The masks of the blocks are the words of the stream from here on."""
 
 
 @njit(nogil=True, cache=True)
 def dither_table(shared):
-    """The random bytes of the first block; those of the others are these under a mask of 32 bits. So the
-    dither of any two coordinates is independent, and drawing it costs next to nothing.
+    """Return the random bytes of the first block and of one more group. Other blocks use the same bytes,
+    xor-ed with a random mask of 32 bits: the dither of any two coordinates is independent, and drawing it is
+    cheap.
     """
     table = np.empty((BLOCK + GROUP) // 4, U32)
     fill(table, U32(0), shared[0], shared[1])
@@ -41,7 +41,7 @@ def dither_table(shared):
 
 @njit(nogil=True, cache=True)
 def dither_of(block, table, shared, mask, words):
-    """The random bytes of a block, and of a group beyond it, into ``words``."""
+    """Write the random bytes of a block to ``words``."""
     fill(mask, U32(MASKS + U32(block // BLOCK)), shared[0], shared[1])
     own = mask[0]
     for k in range(UINT(words.size)):
@@ -49,46 +49,10 @@ def dither_of(block, table, shared, mask, words):
 
 
 @njit(nogil=True, cache=True)
-def moments(x, start, stop, totals):
-    """max |x| from ``start`` to ``stop``, and Σ x² of every STRETCH of groups into ``totals``: a float32 sum
-    for every place in a group. Where a number is not finite, or its square, a total is not finite.
-    """
-    sums, largest = np.zeros(GROUP, F32), np.zeros(GROUP, F32)
-    for stretch in range(start, stop, STRETCH * GROUP):
-        end = min(stretch + STRETCH * GROUP, stop)
-        group = stretch
-        while group + 4 * GROUP <= end:  # four at a time: sums are loaded and stored a quarter as often
-            a, b = UINT(group), UINT(group + GROUP)
-            c, d = UINT(group + 2 * GROUP), UINT(group + 3 * GROUP)
-            for j in range(UINT(GROUP)):
-                p, q, r, s = abs(x[a + j]), abs(x[b + j]), abs(x[c + j]), abs(x[d + j])
-                low, high = F32(F32(p * p) + F32(q * q)), F32(F32(r * r) + F32(s * s))
-                sums[j] = F32(sums[j] + F32(low + high))
-                p, r = p if p > q else q, r if r > s else s
-                p = p if p > r else r
-                largest[j] = p if p > largest[j] else largest[j]
-            group += 4 * GROUP
-        while group < end:
-            a = UINT(group)
-            for j in range(UINT(min(GROUP, end - group))):
-                p = abs(x[a + j])
-                sums[j] = F32(sums[j] + F32(p * p))
-                largest[j] = p if p > largest[j] else largest[j]
-            group += GROUP
-        total = 0.0
-        for j in range(GROUP):
-            total += F64(sums[j])
-            sums[j] = F32(0)
-        totals[stretch // (STRETCH * GROUP)] = total
-    most = F32(0)
-    for j in range(GROUP):
-        most = max(most, largest[j])
-    return most
-
-
-@njit(nogil=True, cache=True)
 def spread(x, step, stride):
-    """Mean of f·(1 − f) over every ``stride``-th group, f being how far x/step is from a whole number."""
+    """Return the mean of f·(1 − f) over every ``stride``-th group, f being the distance of x/step to the
+    nearest integer.
+    """
     rate = F32(F32(1) / step)
     sums = np.zeros(GROUP, F32)
     total, count = 0.0, 0
@@ -108,7 +72,9 @@ def spread(x, step, stride):
 
 @njit(nogil=True, cache=True)
 def expected_counts(x, step, counts):
-    """How often |q| is expected to be k when x/step is rounded at random; the last: from there on."""
+    """Add up the expected number of coordinates with |q| = k when x/step is rounded stochastically. The last
+    entry also holds every larger k.
+    """
     rate, top = F32(F32(1) / step), counts.size - 1
     for i in range(x.size):
         y = F32(abs(x[i]) * rate)
@@ -121,8 +87,8 @@ def expected_counts(x, step, counts):
 
 @njit(nogil=True, cache=True)
 def rounding_table(shared):
-    """What is added before rounding down, in the first block: 16 bits, the coordinate's own 8, which the
-    decoder draws again, then those of the coordinate a group further on. Four to a word.
+    """Return the 16 bits that are added before rounding down in the first block: the coordinate's 8 bits,
+    which the decoder draws again, then the 8 bits of the coordinate one group further on. Four to a word.
     """
     known, table = dither_table(shared).view(U8), np.empty(BLOCK, U16)
     for j in range(BLOCK):
@@ -132,7 +98,7 @@ def rounding_table(shared):
 
 @njit(nogil=True, cache=True)
 def rounding_of(block, table, shared, mask, words):
-    """The same of any block, into ``words``."""
+    """Write the 16 bits of ``rounding_table`` for any block to ``words``."""
     fill(mask, U32(MASKS + U32(block // BLOCK)), shared[0], shared[1])
     own = U64(0)
     for k in range(4):
@@ -143,7 +109,7 @@ def rounding_of(block, table, shared, mask, words):
 
 @njit(nogil=True, cache=True)
 def dither_codes(x, step, shared, start, stop, q):
-    """q ← ⌊x/step + r⌋, r being 16 random bits."""
+    """q ← ⌊x/step + r⌋, r being 16 random bits as a fraction."""
     r, mask, table = np.empty(BLOCK, U16), np.empty(1, U32), rounding_table(shared)
     words, rate = r.view(U64), F32(UNIT / step)
     for block in range(start, stop, BLOCK):
@@ -156,11 +122,11 @@ def dither_codes(x, step, shared, start, stop, q):
 
 
 @njit(nogil=True, cache=True)
-def dither_pack(x, step, shared, most, width, start, stop, out):
-    """``dither_codes`` of numbers up to ``most``, plane-packed in at most 8 bits on the way."""
+def dither_pack(x, step, shared, max_magnitude, width, start, stop, out):
+    """``dither_codes`` for numbers up to ``max_magnitude``, packed in at most 8 bits."""
     r, codes = np.empty(BLOCK, U16), np.zeros(BLOCK, U8)
     words, mask, table = r.view(U64), np.empty(1, U32), rounding_table(shared)
-    rate, offset = F32(UNIT / step), I32(most << 16)
+    rate, offset = F32(UNIT / step), I32(max_magnitude << 16)
     for block in range(start, stop, BLOCK):
         end = min(block + BLOCK, stop)
         rounding_of(block, table, shared, mask, words)
@@ -188,13 +154,13 @@ def dither_add(q, part, slope, shared, weight, acc):
 
 
 @njit(nogil=True, cache=True)
-def dither_unpack(data, most, part, slope, shared, start, stop, acc):
-    """``dither_add`` of weight 1 straight from plane-packed 4-bit codes, checked before, whose products with
-    ``part`` fit into 16 bits: twice as many at a time.
+def dither_unpack(data, max_magnitude, part, slope, shared, start, stop, acc):
+    """``dither_add`` with weight 1 from packed 4-bit codes that were checked before. Their products with
+    ``part`` fit into 16 bits, so that twice as many are computed at a time.
     """
     known, codes, whole = np.empty(BLOCK, U8), np.empty(GROUP, U8), np.empty(BLOCK, I16)
     words, mask, table = known.view(U32), np.empty(1, U32), dither_table(shared)
-    middle, part, least = F32(slope * MIDDLE), I16(part), I16(most * part)
+    middle, part, least = F32(slope * MIDDLE), I16(part), I16(max_magnitude * part)
     for block in range(start, stop, BLOCK):
         dither_of(block, table, shared, mask, words)
         to = acc[block : min(block + BLOCK, stop)]
@@ -215,57 +181,3 @@ def dither_unpack(data, most, part, slope, shared, start, stop, acc):
         for j in range(to.size):
             to[j] = F32(to[j] + F32(F32(F32(whole[j]) * slope) + middle))
     return 0
-
-
-@njit(nogil=True, cache=True)
-def deadzone_codes(x, step, rounding, start, stop, q):
-    """q ← sign(x)·⌊|x|/step + rounding⌋."""
-    rate = F32(F32(1) / step)
-    for i in range(UINT(start), UINT(stop)):
-        magnitude = I32(F32(F32(abs(x[i]) * rate) + rounding))
-        q[i] = I16(magnitude) if x[i] > F32(0) else I16(-magnitude)
-    return 0
-
-
-@njit(nogil=True, cache=True)
-def cells(x, step, rounding, counts, sums):
-    """For every k = ⌊|x|/step + rounding⌋: how many, and Σ |x|/step; the last: from there on."""
-    rate, top = F32(F32(1) / step), counts.size - 1
-    for i in range(x.size):
-        y = F32(abs(x[i]) * rate)
-        k = min(I32(min(F32(y + rounding), F32(1 << 20))), top)
-        counts[k] += 1.0
-        sums[k] += F64(y)
-
-
-@njit(nogil=True, cache=True)
-def levels_add(q, levels, weight, acc):
-    """``acc += weight · levels[|q|]`` with the sign of q."""
-    for i in range(UINT(acc.size)):
-        k = I32(q[i])
-        value = levels[abs(k)]
-        acc[i] = F32(acc[i] + F32(weight * (value if k > 0 else -value)))
-
-
-@njit(nogil=True, cache=True)
-def to_frequencies(x, matrix, out):
-    """Frequency f of kernel j, of 9 numbers each, to place f·count + j."""
-    count = x.size // 9
-    for j in range(count):
-        for f in range(9):
-            total = F32(0)
-            for p in range(9):
-                total = F32(total + F32(matrix[f, p] * x[9 * j + p]))
-            out[f * count + j] = total
-
-
-@njit(nogil=True, cache=True)
-def from_frequencies(y, matrix, out):
-    """The inverse of ``to_frequencies``."""
-    count = y.size // 9
-    for j in range(count):
-        for p in range(9):
-            total = F32(0)
-            for f in range(9):
-                total = F32(total + F32(matrix[f, p] * y[f * count + j]))
-            out[9 * j + p] = total

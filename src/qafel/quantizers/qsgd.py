@@ -1,13 +1,14 @@
-"""``qsgd``: stochastic rounding to a few levels of a norm (Alistarh et al. 2017), the paper's main example.
+"""``qsgd``: stochastic rounding to s levels of a norm (Alistarh et al. 2017), the paper's main example.
+Unbiased.
 
-With s levels and the norm of a bucket, coordinate x becomes a whole number of steps norm/s: one of the two
-neighbours of x·s/norm, drawn so that the mean is x. The payload is the float32 norm of every bucket, then the
-codes (sign included, as an offset: code − s steps) in ``bits`` bits each, plane-packed; with ``coding=range``
-or ``rans`` the numbers of steps as ``qafel.coding.integers`` codes them.
+Coordinate x becomes an integer number of steps norm/s: one of the two neighbours of x·s/norm, drawn with mean
+x. Payload: the norm of every bucket (float32), then the numbers of steps plus s, packed in ``bits`` bits by
+``qafel.coding.bitplanes``; with ``coding=range`` or ``rans`` the numbers of steps as
+``qafel.coding.integers`` codes them.
 
-One L2 norm over a whole long vector is the textbook; it is not a contraction there (δ < 0). Buckets and the
-max norm are what practice uses: ``qsgd:4,bucket=256,norm=max`` has ω = 0.75 at worst and about 0.03 on real
-deltas.
+The textbook version has one L2 norm; on long vectors it is not a contraction (δ < 0). In practice one uses
+buckets and the max norm: ``qsgd:4,bucket=256,norm=max`` has ω = 0.75 in the worst case, and about 0.03 on
+real deltas.
 """
 
 import math
@@ -18,25 +19,26 @@ from typing import Any, Self
 import numpy as np
 
 from qafel import vectors
+from qafel.coding.bitplanes import GROUP, packed_bytes
 from qafel.coding.integers import CODINGS, decode_integers, encode_integers, max_integer_bytes
-from qafel.coding.planes import GROUP, packed_bytes
-from qafel.coding.work import CHUNK, over_ranges, scratch
+from qafel.coding.threads import CHUNK, over_ranges, scratch
 from qafel.errors import FrameError, VectorError
-from qafel.quantizers.base import Dense, register
-from qafel.quantizers.spec import Arguments
+from qafel.quantizers._base import Additive, register_quantizer
+from qafel.quantizers._spec import Arguments
 from qafel.streams import keys
 from qafel.vectors import Vector
 
 MAX_BITS = 16
 
 
-@register
+@register_quantizer
 @dataclass(frozen=True)
-class QSGD(Dense):
-    """Stochastic rounding to ``levels`` steps each side of zero, per ``bucket`` (None: the whole vector)."""
+class QSGD(Additive):
+    """Stochastic rounding to ``levels`` steps on each side of zero, per ``bucket`` (None: one for all)."""
 
     name = "qsgd"
     example = "qsgd:4"
+    unbiased = True
 
     levels: int
     bucket: int | None = None
@@ -45,9 +47,7 @@ class QSGD(Dense):
 
     @classmethod
     def from_arguments(cls, arguments: Arguments) -> Self:
-        """``qsgd:BITS`` or ``qsgd:levels=S``, then ``bucket=B``, ``norm=l2|max`` and
-        ``coding=fixed|range|rans``.
-        """
+        """Take ``BITS`` or ``levels=S``, then ``bucket=B``, ``norm=l2|max``, ``coding=fixed|range|rans``."""
         arguments.expect("bits", ("levels", "bucket", "norm", "coding"))
         bits = arguments.integer("bits", 2, MAX_BITS)
         levels = arguments.integer("levels", 1, (1 << (MAX_BITS - 1)) - 1)
@@ -63,12 +63,12 @@ class QSGD(Dense):
 
     @cached_property
     def bits(self) -> int:
-        """Bits a code takes: enough for −s … s."""
+        """The number of bits of a code, enough for −s … s."""
         return (2 * self.levels).bit_length()
 
     @property
     def spec(self) -> str:
-        """Bits where they say it all, levels otherwise; defaults left out."""
+        """Bits if they determine the levels, else levels; then the options that are not defaults."""
         whole = self.levels == (1 << (self.bits - 1)) - 1 and self.bits >= 2
         parts = [f"qsgd:{self.bits}" if whole else f"qsgd:levels={self.levels}"]
         if self.bucket is not None:
@@ -79,13 +79,8 @@ class QSGD(Dense):
             parts.append(f"coding={self.coding}")
         return ",".join(parts)
 
-    @property
-    def unbiased(self) -> bool:
-        """The mean of the two neighbours is x."""
-        return True
-
     def omega(self, size: int) -> float:
-        """L2: Lemma 3.1 of QSGD, min(B/s², √B/s). Max: (√(1 + (B − 1)/s²) − 1)/2, attained."""
+        """Return min(B/s², √B/s) for L2 (Lemma 3.1 of QSGD); (√(1 + (B − 1)/s²) − 1)/2 for max, attained."""
         b = min(size, self.bucket or size)
         if b <= 1:
             return 0.0
@@ -94,7 +89,7 @@ class QSGD(Dense):
         return min(b / self.levels**2, math.sqrt(b) / self.levels)
 
     def max_bytes(self, size: int) -> int:
-        """Exactly this many where the width is fixed."""
+        """Return the length of every payload of fixed width; no coding is longer."""
         head = 4 * self._buckets(size)
         if self.coding != "fixed":
             return head + max_integer_bytes(size, self.levels)
@@ -105,13 +100,13 @@ class QSGD(Dense):
 
     @cached_property
     def _kernels(self) -> Any:
-        """Imported with the first vector, not with the package."""
-        from qafel.quantizers import kernels
+        """The kernels, imported with the first vector."""
+        from qafel.quantizers import qsgd_kernels
 
-        return kernels
+        return qsgd_kernels
 
     def encode(self, x: Vector, seed: int) -> bytes:
-        """Norms, then codes."""
+        """Return the norms, then the codes."""
         if self.coding != "fixed":
             return self._coded(self._fixed.encode(x, seed), np.size(x))
         kernels = self._kernels
@@ -143,47 +138,48 @@ class QSGD(Dense):
         return out.tobytes()
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
-        """Codes times steps, added where they belong."""
+        """Check norms and codes, then add the codes times the steps."""
         vectors.check_target(out)
         size = out.size
         if self.coding != "fixed":
             self._fixed.decode_add(self._packed(data, size), out, weight)
             return
-        self.check_length(data, size)
+        self.check(data, size)
         head = 4 * self._buckets(size)
         raw = np.frombuffer(data, np.uint8)
         scale = (raw[:head].view(np.float32), self.bucket or max(size, 1), self.levels)
         if self._kernels.qsgd_decode(raw[head:], *scale, self.bits, np.float32(weight), out):
-            raise FrameError(f"{self.spec}: an impossible norm, an impossible code, or stray bits")
+            raise FrameError(f"{self.spec}: impossible norm, impossible code or stray bits")
 
     def decode(self, data: bytes, size: int) -> Vector:
-        """What ``decode_add`` adds."""
+        """Return what ``decode_add`` adds."""
         if self.coding != "fixed":
             return self._fixed.decode(self._packed(data, size), size)
         return super().decode(data, size)
 
     @cached_property
     def _fixed(self) -> "QSGD":
-        """The same with codes of fixed width, which the others are made from."""
+        """The same quantizer with codes of fixed width."""
         return QSGD(self.levels, self.bucket, self.norm)
 
     def _coded(self, payload: bytes, size: int) -> bytes:
-        """Norms, then integers in a shorter coding."""
-        from qafel.coding import kernels
+        """Replace the codes of a payload of fixed width by coded integers."""
+        from qafel.coding import bitplanes_kernels
 
         head = 4 * self._buckets(size)
         q = np.empty(size, np.int16)
-        kernels.unpack_integers(np.frombuffer(payload, np.uint8, offset=head), self.levels, self.bits, q)
+        codes = np.frombuffer(payload, np.uint8, offset=head)
+        bitplanes_kernels.unpack_integers(codes, self.levels, self.bits, q)
         return payload[:head] + encode_integers(q, self.coding)
 
     def _packed(self, data: bytes, size: int) -> bytes:
-        """The inverse of ``_coded``, or FrameError."""
-        from qafel.coding import kernels
+        """The inverse of ``_coded``. Raises FrameError."""
+        from qafel.coding import bitplanes_kernels
 
         head = 4 * self._buckets(size)
         if len(data) < head:
-            raise FrameError(f"{self.spec} needs more than {len(data)} bytes for {size} coordinates")
+            raise self.wrong_length(len(data), size)
         q = decode_integers(memoryview(data)[head:], size, self.levels)
         out = np.empty(packed_bytes(size, self.bits), np.uint8)
-        kernels.pack_integers(q, self.levels, self.bits, out)
+        bitplanes_kernels.pack_integers(q, self.levels, self.bits, out)
         return data[:head] + out.tobytes()

@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from qafel.records import finite, provenance, write_json
+from qafel.files import write_json
+from qafel.records import finite, provenance
 from qafel.reproduce.claims import Claim
 from qafel.sim import Settings
 from qafel.sim.batch import Outcome, State, Tell, in_parallel, run_all

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from qafel.coding.work import _cores as cores
+from qafel.coding.threads import cores
 from qafel.errors import ConfigError, DivergenceError, QafelError, QafelWarning
-from qafel.records import write_json
+from qafel.files import write_json
 from qafel.sim import Result, Settings, Simulation, Stopped, comparison, load
 
 STOPPED = "stopped; run the same command again to continue"

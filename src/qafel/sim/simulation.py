@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from qafel.client import Advanced, Client
-from qafel.coding.work import _cores as cores
+from qafel.coding.threads import cores
 from qafel.errors import ConfigError, QafelError, StateError
 from qafel.runs.folder import RunFolder
 from qafel.runs.tracker import Tracker, mean_metrics, model_digest

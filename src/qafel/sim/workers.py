@@ -35,7 +35,7 @@ import numpy as np
 
 from qafel import wire
 from qafel.client import assign
-from qafel.coding import work
+from qafel.coding.threads import set_threads
 from qafel.config import Job
 from qafel.errors import ConfigError, DivergenceError, WorkerError
 from qafel.sim.frames import Frames
@@ -307,7 +307,7 @@ def _work(k: int, shared: _Shared, job: Job, learner: Learner) -> None:
     os.close(shared.tokens[1])
     for interrupt in (signal.SIGINT, signal.SIGTERM):  # the parent process handles them
         signal.signal(interrupt, signal.SIG_IGN)
-    work.set_threads(1)
+    set_threads(1)
     learner.prepare()
     trainer = Trainer(job, learner, shared.seconds[k], time.thread_time)  # others may share the core
     versions, model = shared.versions.view(), shared.model.view()

@@ -1,4 +1,4 @@
-"""What LLVM has and numba has no word for: comparing many numbers at once, and counting zero bits."""
+"""LLVM instructions that numba does not expose: comparing many numbers at once, and counting zero bits."""
 
 from typing import Any
 
@@ -11,24 +11,24 @@ _BIT, _COUNT = ir.IntType(1), ir.IntType(32)
 _NUMBERS = ir.VectorType(ir.IntType(16), LANES)
 
 
-def _all(builder: Any, value: Any) -> Any:
-    """A value in every lane."""
-    nothing = ir.Constant(_NUMBERS, ir.Undefined)
-    first = builder.insert_element(nothing, value, ir.Constant(_COUNT, 0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_COUNT, LANES), [0] * LANES))
+def _broadcast(builder: Any, value: Any) -> Any:
+    """Return a vector with ``value`` in every lane."""
+    undefined = ir.Constant(_NUMBERS, ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(_COUNT, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_COUNT, LANES), [0] * LANES))
 
 
 @intrinsic
-def beyond(typing_context: Any, numbers: Any, start: Any, most: Any) -> Any:
-    """Bit k: whether number ``start`` + k of an int16 array lies beyond ±``most``, for ``LANES`` numbers."""
-    del typing_context, start, most
+def beyond(typing_context: Any, numbers: Any, start: Any, limit: Any) -> Any:
+    """Compare ``LANES`` int16 numbers from ``start`` on: bit k is set if |number start + k| > ``limit``."""
+    del typing_context, start, limit
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array, place, limit = arguments
         data = context.make_array(signature.args[0])(context, builder, array).data
         where = builder.bitcast(builder.gep(data, [place]), _NUMBERS.as_pointer())
-        shifted = builder.add(builder.load(where, align=2), _all(builder, limit))
-        far = builder.icmp_unsigned(">", shifted, _all(builder, builder.add(limit, limit)))
+        shifted = builder.add(builder.load(where, align=2), _broadcast(builder, limit))
+        far = builder.icmp_unsigned(">", shifted, _broadcast(builder, builder.add(limit, limit)))
         return builder.bitcast(far, ir.IntType(LANES))
 
     return types.uint32(numbers, types.uintp, types.int16), build
@@ -36,7 +36,7 @@ def beyond(typing_context: Any, numbers: Any, start: Any, most: Any) -> Any:
 
 @intrinsic
 def zeros_below(typing_context: Any, value: Any) -> Any:
-    """Zero bits below the lowest one of a uint64; 64 if there is none."""
+    """Count the zero bits below the lowest one of a uint64; 64 if all bits are zero."""
     del typing_context, value
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

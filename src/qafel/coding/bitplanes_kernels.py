@@ -1,19 +1,19 @@
-"""Numba kernels of ``planes`` and ``indices``. Bytes are defined in those modules; this one is only fast."""
+"""Numba kernels of ``bitplanes``, which defines the format."""
 
 import numpy as np
 from numba import njit
 
-from qafel.coding.planes import GROUP
+from qafel.coding.bitplanes import GROUP
 
+I32 = np.int32
 U8 = np.uint8
-U64 = np.uint64
 UINT = np.uintp
 HALF = GROUP // 2
 
 
 @njit(nogil=True, cache=True)
 def pack(codes, first, count, width, out, at):
-    """Pack ``codes[first : first + count]``, of at most 8 bits, at ``out[at:]``; return where it ends."""
+    """Pack ``codes[first : first + count]``, of at most 8 bits, at ``out[at:]``. Returns where they end."""
     end = first + count
     if width == 4:
         while first + GROUP <= end:
@@ -53,7 +53,7 @@ def pack_planes(codes, first, count, width, out, at):
 
 @njit(nogil=True, cache=True)
 def unpack(data, at, count, width, codes, first):
-    """The inverse of ``pack``; bits that belong to no code are not looked at."""
+    """The inverse of ``pack``. Ignores bits that belong to no code; see ``stray_bits``."""
     end = first + count
     if width == 4:
         while first + GROUP <= end:
@@ -94,7 +94,7 @@ def unpack_planes(data, at, count, width, codes, first):
 
 @njit(nogil=True, cache=True)
 def stray_bits(data, at, count, width):
-    """Bits of a group that belong to no code, or-ed together: zero in a valid group."""
+    """Return the bits of a group that belong to no code, or-ed together: zero in a valid group."""
     stray = 0
     for part in (8, 4, 2, 1):
         if width & part:
@@ -107,74 +107,14 @@ def stray_bits(data, at, count, width):
 
 
 @njit(nogil=True, cache=True)
-def write_gaps(indices, rice, out):
-    """Rice-code the gaps of sorted ``indices`` into ``out``."""
-    word = U64(0)
-    used = 0
-    at = 0
-    previous = -1
-    for index in indices:
-        gap = index - previous - 1
-        previous = index
-        for _ in range(gap >> rice):
-            word |= U64(1) << U64(used)
-            used += 1
-            if used == 8:
-                out[at] = U8(word)
-                at += 1
-                word = U64(0)
-                used = 0
-        word |= U64(gap & ((1 << rice) - 1)) << U64(used + 1)
-        used += 1 + rice
-        while used >= 8:
-            out[at] = U8(word & U64(255))
-            at += 1
-            word >>= U64(8)
-            used -= 8
-    if used:
-        out[at] = U8(word)
-
-
-@njit(nogil=True, cache=True)
-def read_gaps(data, rice, size, indices):
-    """The inverse of ``write_gaps``; False unless ``data`` codes as many positions as there is room for."""
-    bits = data.size * 8
-    at = 0
-    previous = -1
-    for k in range(indices.size):
-        quotient = 0
-        while at < bits and (data[at >> 3] >> (at & 7)) & 1:
-            quotient += 1
-            at += 1
-        at += 1
-        if at + rice > bits:
-            return False
-        low = 0
-        for b in range(rice):
-            low |= ((data[at >> 3] >> (at & 7)) & 1) << b
-            at += 1
-        previous += 1 + (quotient << rice) + low
-        if previous >= size:
-            return False
-        indices[k] = previous
-    if bits - at >= 8:
-        return False
-    while at < bits:
-        if (data[at >> 3] >> (at & 7)) & 1:
-            return False
-        at += 1
-    return True
-
-
-@njit(nogil=True, cache=True)
-def pack_integers(q, most, width, out):
-    """Plane-pack q + most, in codes of ``width`` bits."""
+def pack_integers(q, offset, width, out):
+    """Pack q + offset in codes of ``width`` bits, at most 16."""
     low, high = np.zeros(GROUP, U8), np.zeros(GROUP, U8)
     at = 0
     for group in range(0, q.size, GROUP):
         count = min(GROUP, q.size - group)
         for j in range(count):
-            code = np.int32(q[group + j]) + most
+            code = np.int32(q[group + j]) + offset
             low[j], high[j] = U8(code & 255), U8(code >> 8)
         at = pack(low, 0, count, min(width, 8), out, at)
         if width > 8:
@@ -182,9 +122,11 @@ def pack_integers(q, most, width, out):
 
 
 @njit(nogil=True, cache=True)
-def unpack_integers(data, most, width, q, top=-1):
-    """The inverse of ``pack_integers``; 1 if a code is above ``top`` (2·most) or a bit belongs to no code."""
-    top = 2 * most if top < 0 else top
+def unpack_integers(data, offset, width, q, max_code=-1):
+    """The inverse of ``pack_integers``. Returns 1 if a code is above ``max_code`` (by default 2·offset) or a
+    bit belongs to no code, else 0.
+    """
+    max_code = 2 * offset if max_code < 0 else max_code
     low, high = np.zeros(GROUP, U8), np.zeros(GROUP, U8)
     at = 0
     for group in range(0, q.size, GROUP):
@@ -198,7 +140,39 @@ def unpack_integers(data, most, width, q, top=-1):
             at = unpack(data, at, count, width - 8, high, 0)
         for j in range(count):
             code = np.int32(low[j]) | np.int32(high[j]) << 8
-            if code > top:
+            if code > max_code:
                 return 1
-            q[group + j] = code - most
+            q[group + j] = code - offset
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def invalid_codes(data, width, max_code, stop):
+    """Return 1 if one of ``stop`` codes is above ``max_code`` or a bit belongs to no code, else 0."""
+    start = 0
+    if width == 4:
+        whole = stop & ~(GROUP - 1)
+        top = U8(0)
+        for j in range(UINT(whole // 2)):
+            byte = data[j]
+            top = max(top, max(U8(byte & U8(15)), U8(byte >> U8(4))))
+        if top > max_code:
+            return 1
+        start = whole
+    low = np.zeros(GROUP, U8)
+    high = np.zeros(GROUP, U8)
+    narrow = min(width, 8)
+    for group in range(start, stop, GROUP):
+        count = min(GROUP, stop - group)
+        at = group // 8 * width
+        stray = stray_bits(data, at, count, narrow)
+        at = unpack(data, at, count, narrow, low, 0)
+        if width > 8:
+            stray |= stray_bits(data, at, count, width - 8)
+            unpack(data, at, count, width - 8, high, 0)
+        top = 0
+        for j in range(count):
+            top = max(top, I32(low[j]) | (I32(high[j]) << 8))
+        if top > max_code or stray:
+            return 1
     return 0

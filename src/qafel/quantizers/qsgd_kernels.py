@@ -1,17 +1,17 @@
-"""Numba kernels of the quantizers. No fast-math: these results define x̂.
+"""Numba kernels of ``qsgd``. No fast-math: these results define x̂.
 
-Encoding kernels work on a range of coordinates, so that threads may share a vector; all return 0 for "fine".
-Sums run in 16 lanes of float64, added in order, so that they do not depend on vector width, threads or
-machine. Integer arithmetic is cast back to 32 bits at every operation: numba would widen it to 64, and halve
-the speed.
+Encoding kernels work on a range of coordinates, so that threads can share a vector; they return 0 for
+success. Integer arithmetic is cast back to 32 bits at every operation: numba would widen it to 64 bits and
+halve the speed.
 """
 
 import numpy as np
 from numba import njit
 
-from qafel.coding.kernels import pack, stray_bits, unpack
-from qafel.coding.planes import GROUP
+from qafel.coding.bitplanes import GROUP
+from qafel.coding.bitplanes_kernels import invalid_codes, pack, unpack
 from qafel.streams.kernels import fill
+from qafel.vector_kernels import squared_norm
 
 F32 = np.float32
 F64 = np.float64
@@ -24,64 +24,18 @@ UINT = np.uintp
 HALF = GROUP // 2
 BLOCK = 8 * GROUP
 CHUNK = 8 * BLOCK
-"""What stays in the second-level cache between its norms and its codes."""
+"""Coordinates that stay in the second-level cache between computing norms and codes."""
 
 BELOW_ONE = F32(1 - 2.0**-24)
-"""Times a normal number: the next smaller one, without a branch."""
+"""A normal float32 times this is the next smaller one."""
 
 INFINITY = 0x7F800000
 """The bits of float32 infinity: larger magnitudes are NaN."""
 
 
 @njit(nogil=True, cache=True)
-def squared_norm(x, start, stop):
-    """Σ x² over a range: 16 lanes, then the lanes in order, then the tail."""
-    lanes = np.zeros(16, F64)
-    first = UINT(start)
-    whole = UINT((stop - start) & ~15)
-    for i in range(UINT(0), whole, UINT(16)):
-        for lane in range(UINT(16)):
-            value = F64(x[first + i + lane])
-            lanes[lane] += value * value
-    total = 0.0
-    for lane in range(16):
-        total += lanes[lane]
-    for i in range(first + whole, UINT(stop)):
-        value = F64(x[i])
-        total += value * value
-    return total
-
-
-@njit(nogil=True, cache=True)
-def squared_distance(x, y):
-    """Σ (x − y)² in float64, in lanes as in ``squared_norm``."""
-    lanes = np.zeros(16, F64)
-    whole = UINT(x.size & ~15)
-    for i in range(UINT(0), whole, UINT(16)):
-        for lane in range(UINT(16)):
-            value = F64(x[i + lane]) - F64(y[i + lane])
-            lanes[lane] += value * value
-    total = 0.0
-    for lane in range(16):
-        total += lanes[lane]
-    for i in range(whole, UINT(x.size)):
-        value = F64(x[i]) - F64(y[i])
-        total += value * value
-    return total
-
-
-@njit(nogil=True, cache=True)
-def server_step(total, count, beta, momentum, rate, x, hidden, new_x, ahead):
-    """The server's step in one pass: m ← β·m + total/count, x ← x + rate·m, and x − x̂."""
-    for i in range(UINT(x.size)):
-        momentum[i] = beta * momentum[i] + total[i] / count
-        new_x[i] = x[i] + rate * momentum[i]
-        ahead[i] = new_x[i] - hidden[i]
-
-
-@njit(nogil=True, cache=True)
 def bucket_norms(bits, norm_bits, bucket, l2, start, stop):
-    """The norm of every bucket in a range that starts at a bucket; 1 if one is not finite."""
+    """Write the norm of every bucket of a range that starts at a bucket. Returns 1 if one is not finite."""
     x = bits.view(F32)
     norms = norm_bits.view(F32)
     worst = U32(0)
@@ -103,9 +57,9 @@ def bucket_norms(bits, norm_bits, bucket, l2, start, stop):
 
 @njit(nogil=True, cache=True)
 def _scales(norm, full):
-    """(before, rate): ``x · before · rate`` is x in units of norm/full, never above full.
+    """Return (before, rate): ``x · before · rate`` is x in units of norm/full, never above full.
 
-    ``before`` is a power of two, 1 except where rate would leave the normal numbers.
+    ``before`` is a power of two; it is not 1 only where rate would not be a normal number.
     """
     before = F32(1)
     if norm < F32(2.0**-100):
@@ -124,8 +78,7 @@ def _scales(norm, full):
 def qsgd_codes(x, norms, bucket, levels, width, key0, key1, start, stop, out):
     """Round x·s/norm stochastically, add s, pack; for at most 8 bits. ``start`` is a multiple of GROUP.
 
-    In units of 2⁻¹⁶ of a level: (x + s)·2¹⁶ + r, floor-shifted by 16, with r the coordinate's own 16 random
-    bits.
+    A code is ⌊((x·s/norm + s)·2¹⁶ + r)/2¹⁶⌋, r being 16 random bits of the coordinate.
     """
     codes = np.zeros(BLOCK, U8)
     random = np.empty(BLOCK, U16)
@@ -158,8 +111,8 @@ def qsgd_codes(x, norms, bucket, levels, width, key0, key1, start, stop, out):
 
 @njit(nogil=True, cache=True)
 def qsgd_encode(bits, norm_bits, bucket, l2, levels, width, key0, key1, start, stop, out):
-    """Norms and codes of a range that starts at a bucket and at a group, while it is in the cache; 1 if not
-    finite.
+    """Write norms and codes of a range that starts at a bucket and at a group, while it is in the cache.
+    Returns 1 if a norm is not finite.
     """
     x = bits.view(F32)
     norms = norm_bits.view(F32)
@@ -174,9 +127,7 @@ def qsgd_encode(bits, norm_bits, bucket, l2, levels, width, key0, key1, start, s
 
 @njit(nogil=True, cache=True)
 def wide_codes(x, norms, bucket, levels, width, key0, key1, start, stop, out):
-    """``qsgd_codes`` for 9 to 16 bits: the same formula in float64, low bytes and high bits packed one after
-    the other.
-    """
+    """``qsgd_codes`` for 9 to 16 bits: the same formula in float64; low bytes are packed before high bits."""
     low = np.zeros(GROUP, U8)
     high = np.zeros(GROUP, U8)
     random = np.empty(GROUP, U16)
@@ -198,7 +149,7 @@ def wide_codes(x, norms, bucket, levels, width, key0, key1, start, stop, out):
 
 @njit(nogil=True, cache=True)
 def invalid_norms(norm_bits):
-    """1 if a norm is negative (its sign bit makes it large), NaN or infinite."""
+    """Return 1 if a norm is negative (its sign bit makes it large), NaN or infinite, else 0."""
     largest = U32(0)
     for k in range(UINT(norm_bits.size)):
         largest = max(largest, norm_bits[k])
@@ -206,41 +157,9 @@ def invalid_norms(norm_bits):
 
 
 @njit(nogil=True, cache=True)
-def invalid_codes(data, width, largest, stop):
-    """1 if one of ``stop`` codes is above ``largest`` or a bit belongs to no code."""
-    start = 0
-    if width == 4:
-        whole = stop & ~(GROUP - 1)
-        top = U8(0)
-        for j in range(UINT(whole // 2)):
-            byte = data[j]
-            top = max(top, max(U8(byte & U8(15)), U8(byte >> U8(4))))
-        if top > largest:
-            return 1
-        start = whole
-    low = np.zeros(GROUP, U8)
-    high = np.zeros(GROUP, U8)
-    narrow = min(width, 8)
-    for group in range(start, stop, GROUP):
-        count = min(GROUP, stop - group)
-        at = group // 8 * width
-        stray = stray_bits(data, at, count, narrow)
-        at = unpack(data, at, count, narrow, low, 0)
-        if width > 8:
-            stray |= stray_bits(data, at, count, width - 8)
-            unpack(data, at, count, width - 8, high, 0)
-        top = 0
-        for j in range(count):
-            top = max(top, I32(low[j]) | (I32(high[j]) << 8))
-        if top > largest or stray:
-            return 1
-    return 0
-
-
-@njit(nogil=True, cache=True)
 def _step(norm, levels):
-    """(before, step): ``k · step / before`` is k levels of the norm, never above the norm. ``before`` as in
-    ``_scales``.
+    """Return (before, step): ``k · step / before`` is k levels of the norm, never above the norm. ``before``
+    is as in ``_scales``.
     """
     before = F32(1)
     if F32(0) < norm < F32(2.0**-100):
@@ -257,8 +176,8 @@ def _step(norm, levels):
 def qsgd_add(data, norms, bucket, levels, width, weight, acc):
     """``acc += weight · (code − s) · norm/s``; for at most 8 bits.
 
-    A full group of 4-bit codes whose halves have one ordinary norm each goes straight from the bytes to
-    ``acc``. It is not a function of its own: passing arrays costs as much as decoding a group.
+    A full group of 4-bit codes whose halves have one ordinary norm each is added without unpacking. This
+    branch is not a separate function: passing arrays costs as much as decoding a group.
     """
     codes = np.zeros(GROUP, U8)
     offset = I32(levels)
@@ -319,67 +238,11 @@ def wide_add(data, norms, bucket, levels, width, weight, acc):
 
 @njit(nogil=True, cache=True)
 def qsgd_decode(data, norms, bucket, levels, width, weight, acc):
-    """Check a payload, then add it; 1, and nothing added, if it is bad. Memory is the limit, not cores."""
+    """Check a payload, then add it. Returns 1, and adds nothing, if it is invalid. One thread is enough:
+    memory is the bottleneck.
+    """
     if invalid_norms(norms.view(U32)) or invalid_codes(data, width, 2 * levels, acc.size):
         return 1
     if width <= 8:
         return qsgd_add(data, norms, bucket, levels, width, weight, acc)
     return wide_add(data, norms, bucket, levels, width, weight, acc)
-
-
-@njit(nogil=True, cache=True)
-def affine_codes(x, step, zero, top, width, start, stop, out):
-    """Round x/step to the nearest whole number (ties to even), shift by ``zero``, clip to 0 … top, pack."""
-    low = np.zeros(GROUP, U8)
-    high = np.zeros(GROUP, U8)
-    for group in range(start, stop, GROUP):
-        count = min(GROUP, stop - group)
-        for j in range(count):
-            level = np.rint(F64(x[group + j]) / step) + zero if step > 0 else 0.0
-            code = I32(min(max(level, 0.0), F64(top)))
-            low[j] = U8(code & 255)
-            high[j] = U8(code >> 8)
-        at = pack(low, 0, count, min(width, 8), out, group // 8 * width)
-        if width > 8:
-            pack(high, 0, count, width - 8, out, at)
-    return 0
-
-
-@njit(nogil=True, cache=True)
-def affine_add(data, step, zero, width, weight, acc):
-    """``acc += weight · (code − zero) · step``, each value rounded once and kept within float32."""
-    low = np.zeros(GROUP, U8)
-    high = np.zeros(GROUP, U8)
-    largest = F64(np.finfo(np.float32).max)
-    for group in range(0, acc.size, GROUP):
-        count = min(GROUP, acc.size - group)
-        at = unpack(data, group // 8 * width, count, min(width, 8), low, 0)
-        if width > 8:
-            unpack(data, at, count, width - 8, high, 0)
-        for j in range(count):
-            code = I32(low[j]) | (I32(high[j]) << 8)
-            value = F32(min(max((code - zero) * step, -largest), largest))
-            acc[group + j] = F32(acc[group + j] + F32(weight * value))
-    return 0
-
-
-@njit(nogil=True, cache=True)
-def natural_codes(bits, top, most, key0, key1, q):
-    """±k for a coordinate that becomes 2^(top + 1 − k), in biased exponents; 0 for what is too small.
-
-    Of two neighbouring powers of two the larger is drawn as often as the mantissa is large, by 16 random
-    bits.
-    """
-    random = np.empty(BLOCK, U16)
-    words = random.view(U32)
-    for block in range(0, bits.size, BLOCK):
-        fill(words, U32(block >> 1), key0, key1)
-        for j in range(min(BLOCK, bits.size - block)):
-            number = bits[block + j]
-            exponent = I32((number >> U32(23)) & U32(255))
-            up = I32(random[j]) < I32((number & U32(0x7FFFFF)) >> U32(7))
-            k = top + 1 - (exponent + up)
-            if exponent == 0 or k > most:
-                q[block + j] = 0
-            else:
-                q[block + j] = -k if number >> U32(31) else k

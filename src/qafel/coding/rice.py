@@ -1,9 +1,8 @@
-"""Sorted positions as bytes: a bitmap or Rice-coded gaps, whichever is shorter, never 32-bit indices.
+"""Sorted positions as bytes: a bitmap or Rice-coded gaps, whichever is shorter.
 
-The first byte says which: 255 for the bitmap (bit i of the little-endian bit string is position i), otherwise
-the Rice parameter r of the gaps: each gap (positions skipped since the last one) is ``gap >> r`` ones, a
-zero, then its r low bits, lowest first. Both ends know how many positions there are; a decoder accepts
-exactly one valid coding of that many.
+The first byte is 255 for the bitmap (bit i of the little-endian bit string is position i), otherwise the Rice
+parameter r of the gaps, the numbers of positions skipped since the last one (``rice_kernels``). Encoder and
+decoder know the number of positions; the decoder accepts exactly one coding of each set of gaps.
 """
 
 import numpy as np
@@ -18,7 +17,7 @@ MAX_RICE = 30
 
 
 def max_index_bytes(size: int, count: int) -> int:
-    """No ``count`` positions below ``size`` take more bytes than this.
+    """Return the largest number of bytes that ``count`` positions below ``size`` can take.
 
     With parameter r, their gaps need at most count·(r + 1) + (size − count)/2ʳ bits.
     """
@@ -31,29 +30,30 @@ def _bitmap_bytes(size: int) -> int:
 
 
 def encode_indices(indices: Indices, size: int) -> bytes:
-    """The shortest of the two codings of sorted, distinct ``indices`` below ``size``."""
-    rice, bits = _best_rice(indices)
+    """Return the shorter of the two codings of sorted, distinct ``indices`` below ``size``."""
+    gaps = np.diff(indices, prepend=-1) - 1
+    rice, bits = _best_rice(gaps)
     gap_bytes = -(-bits // 8)
     if gap_bytes >= _bitmap_bytes(size):
         mask = np.zeros(size, np.bool_)
         mask[indices] = True
         return bytes([BITMAP]) + np.packbits(mask, bitorder="little").tobytes()
-    from qafel.coding import kernels
+    from qafel.coding import rice_kernels
 
-    out = np.zeros(gap_bytes, np.uint8)
-    kernels.write_gaps(indices, rice, out)
-    return bytes([rice]) + out.tobytes()
+    out = np.empty(gap_bytes + rice_kernels.PADDING, np.uint8)
+    rice_kernels.write(gaps, rice, out)
+    return bytes([rice]) + out[:gap_bytes].tobytes()
 
 
 def decode_indices(data: bytes | memoryview, size: int, count: int) -> Indices:
-    """The ``count`` positions below ``size`` that ``encode_indices`` wrote."""
+    """Return the ``count`` positions below ``size`` that ``encode_indices`` wrote, or raise FrameError."""
     if not 0 < len(data) <= max_index_bytes(size, count):
         raise FrameError(f"{len(data)} bytes cannot hold {count} positions below {size}")
     kind, body = data[0], np.frombuffer(data, np.uint8, offset=1)
     if kind == BITMAP:
         if len(body) != _bitmap_bytes(size):
             raise FrameError(
-                f"a bitmap of {size} positions takes {_bitmap_bytes(size)} bytes, not {len(body)}"
+                f"a bitmap of {size} positions takes {_bitmap_bytes(size)} bytes, got {len(body)}"
             )
         if int(np.bitwise_count(body).sum()) != count:
             raise FrameError(f"the bitmap does not mark {count} positions")
@@ -62,20 +62,22 @@ def decode_indices(data: bytes | memoryview, size: int, count: int) -> Indices:
             raise FrameError(f"the bitmap does not mark {count} positions below {size}")
         return indices
     if kind > MAX_RICE:
-        raise FrameError(f"unknown coding of positions: {kind}")
-    from qafel.coding import kernels
+        raise FrameError(f"unknown coding of positions: {kind}; known are 0 to {MAX_RICE} and {BITMAP}")
+    from qafel.coding import rice_kernels
 
-    indices = np.empty(count, np.int64)
-    if not kernels.read_gaps(body, kind, size, indices):
-        raise FrameError(f"the gaps do not spell {count} positions below {size}")
+    gaps = np.empty(count, np.int64)
+    padded = np.frombuffer(bytes(data[1:]) + bytes(rice_kernels.PADDING), np.uint8)
+    end = rice_kernels.read(padded, 0, kind, size - 1, gaps)
+    indices = np.cumsum(gaps + 1) - 1
+    if end != len(body) or (count and indices[-1] >= size):
+        raise FrameError(f"the gaps are not a coding of {count} positions below {size}")
     return indices
 
 
-def _best_rice(indices: Indices) -> tuple[int, int]:
-    """The Rice parameter that needs the fewest bits for the gaps, and that number of bits."""
-    if not len(indices):
+def _best_rice(gaps: Indices) -> tuple[int, int]:
+    """Return the Rice parameter that needs the fewest bits for the gaps, and that number of bits."""
+    if not len(gaps):
         return 0, 0
-    gaps = np.diff(indices, prepend=-1) - 1
     costs = [
         len(gaps) * (rice + 1) + int((gaps >> rice).sum()) for rice in range(int(gaps.max()).bit_length() + 1)
     ]

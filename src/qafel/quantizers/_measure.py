@@ -1,4 +1,4 @@
-"""Measuring what Definition 1 promises, on a vector at hand: the worst case is seldom the typical one."""
+"""Measure error, bias and size of a quantizer on a given vector; ``omega`` is the worst case only."""
 
 from dataclasses import dataclass
 
@@ -6,42 +6,41 @@ import numpy as np
 
 from qafel import vectors
 from qafel.errors import ConfigError
-from qafel.quantizers.base import Quantizer, quantizer
+from qafel.quantizers._base import Quantizer, quantizer
 from qafel.streams import derive
 from qafel.vectors import Vector
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a quantizer did to one vector, averaged over seeds."""
+    """Error, bias and size of a quantizer on one vector, averaged over seeds."""
 
     spec: str
     size: int
     seeds: int
     nmse: float
-    """Mean of ‖Q(x) − x‖²/‖x‖²: the ω, and 1 − δ, of this vector."""
+    """Mean of ‖Q(x) − x‖²/‖x‖²: ω = 1 − δ on this vector."""
     nmse_error: float
-    """Standard error of that mean."""
+    """Standard error of ``nmse``."""
     bias: float
-    """‖E[Q(x)] − x‖²/‖x‖², estimated without the Monte-Carlo floor: about 0, of either sign, when unbiased.
-    """
+    """Unbiased estimate of ‖E[Q(x)] − x‖²/‖x‖²; close to 0, of either sign, for unbiased quantizers."""
     payload_bytes: float
 
     @property
     def delta(self) -> float:
-        """δ on this vector."""
+        """δ = 1 − ``nmse`` on this vector."""
         return 1.0 - self.nmse
 
     @property
     def bits(self) -> float:
-        """Payload bits a coordinate."""
+        """Payload bits per coordinate."""
         return 8.0 * self.payload_bytes / self.size if self.size else 0.0
 
 
 def measure(spec: str | Quantizer, x: Vector, seeds: int = 64, seed: int = 0) -> Measured:
-    """Quantize ``x`` with ``seeds`` independent seeds and report error, bias and size."""
+    """Quantize ``x`` with ``seeds`` independent seeds; return mean error, bias and size."""
     if seeds < 2:
-        raise ConfigError(f"seeds must be at least 2, not {seeds}")
+        raise ConfigError(f"seeds must be at least 2, got {seeds}")
     q, x = quantizer(spec), vectors.as_vector(x)
     exact = x.astype(np.float64)
     power = float(exact @ exact) or 1.0

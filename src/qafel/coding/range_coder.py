@@ -1,14 +1,15 @@
-"""The adaptive binary range coder for small integers. Integer arithmetic only: the same on every machine.
+"""An adaptive binary range coder for small integers. Integer arithmetic only: the same bytes everywhere.
 
-A whole number q is spelled as binary decisions: is |q| > 0, > 1, … (up to ``UNARY``, then Elias gamma in
-plain bits), and whether its sign is the predicted one. Each decision has an adaptive probability: the mean of
-four estimates, a fast and a slow one for how large the numbers just before were, and the same for how large
-the prediction is. The prediction is linear in the last ``TAPS`` + 1 numbers, with weights that learn as they
-go (normalised least mean squares): neighbouring weights of a layer move together, and nobody has to say where
-a layer begins.
+An integer q is coded as binary decisions: whether |q| > 0, > 1, … up to ``UNARY`` (the excess follows as an
+Elias gamma code of equally likely bits), then whether its sign is the predicted one. The probability of a
+decision is the mean of four adaptive estimates, a fast and a slow one in each of two contexts: the magnitude
+of the numbers just before, and the magnitude of the prediction. The prediction is a linear combination of the
+last ``TAPS`` + 1 numbers whose weights adapt by normalised least mean squares. Neighbouring weights of a
+layer move together, so this needs no knowledge of where a layer begins.
 
-The coder is the carry-propagating one: ``low`` and ``range`` in 32 bits, a byte at a time. The end is the one
-byte that names a point of the last interval; a decoder insists on it, so that there is one coding.
+The coder propagates carries: ``low`` and ``range`` have 32 bits, bytes are written one at a time. The coding
+ends with the one byte that names a point of the last interval; decoders reject any other, so that every
+vector has exactly one coding.
 """
 
 import numpy as np
@@ -23,7 +24,7 @@ UINT = np.uintp
 
 TAPS = 64
 CLIP = 7
-"""The predictor sees numbers up to this size."""
+"""The predictor clips numbers to ±CLIP."""
 UNARY = 14
 FAST, SLOW = 5, 7
 ACTIVITY = (512, 2048, 5120)
@@ -32,11 +33,11 @@ PREDICTED = (4096, 9830, 19661, 32768, 52429, 85197)
 """Limits between the contexts of the prediction's magnitude, in units of 2⁻¹⁶."""
 CONTEXTS = len(ACTIVITY) + 1 + len(PREDICTED) + 1
 BINS = UNARY + 2
-"""Decisions on the magnitude, then on the sign of a one, and of anything larger."""
+"""Decisions on the magnitude, on the sign of ±1, and on the sign of larger numbers."""
 ONE = 1 << 16
 TOP, BITS = 1 << 24, 15
-MOST_BYTES = 32
-"""No number takes more."""
+MAX_NUMBER_BYTES = 32
+"""Upper bound on the bytes of one number."""
 MASK = U64(0xFFFFFFFF)
 STEP = 0.02
 RECIPROCALS = np.array(
@@ -46,7 +47,7 @@ RECIPROCALS = np.array(
 
 @njit(nogil=True, cache=True, inline="always")
 def _chance(chances, near, ahead, place):
-    """The probability of a yes, in units of 2⁻¹⁵, never 0 or 1."""
+    """Return the probability of a yes, in units of 2⁻¹⁵, never 0 or 1."""
     p = (
         chances[near, place, 0]
         + chances[near, place, 1]
@@ -68,7 +69,7 @@ def _learn(chances, near, ahead, place, yes):
 
 @njit(nogil=True, cache=True)
 def _fresh():
-    """(chances, weights) before anything was seen."""
+    """Return the initial (chances, weights)."""
     chances = np.full((CONTEXTS, BINS, 3), ONE // 2, I32)
     chances[:, :, 2] = 1
     return chances, np.zeros(TAPS + 1, I32)
@@ -76,8 +77,8 @@ def _fresh():
 
 @njit(nogil=True, cache=True, inline="always")
 def _predict(weights, history, i, newest, energy):
-    """Σ weights · the last numbers, in units of 2⁻¹⁶. The newest stays in a register: the processor would
-    wait for it to be stored before it could be loaded among its neighbours.
+    """Return Σ weights · the last numbers, in units of 2⁻¹⁶. The newest number is passed in a register:
+    loading it from ``history`` would wait for the store that has just been issued.
     """
     if energy == 0:
         return I32(0)
@@ -89,7 +90,7 @@ def _predict(weights, history, i, newest, energy):
 
 @njit(nogil=True, cache=True, inline="always")
 def _adapt(weights, history, i, newest, energy, error):
-    """Weights a step down the squared error."""
+    """Move the weights one step down the gradient of the squared error."""
     if energy:
         gain = I32((I64(error) * I64(RECIPROCALS[energy])) >> 20)
         weights[TAPS] = I32(weights[TAPS] + I32(gain * newest))
@@ -99,7 +100,7 @@ def _adapt(weights, history, i, newest, energy, error):
 
 @njit(nogil=True, cache=True, inline="always")
 def _contexts(prediction, activity):
-    """The contexts of the numbers before, and of the prediction."""
+    """Return the context of the numbers before and the context of the prediction."""
     near, ahead = 0, len(ACTIVITY) + 1
     for limit in ACTIVITY:
         near += activity >= limit
@@ -110,7 +111,7 @@ def _contexts(prediction, activity):
 
 @njit(nogil=True, cache=True, inline="always")
 def _carry(out, at, low):
-    """Add the carry of ``low`` to the bytes written; ``low`` without it."""
+    """Add the carry of ``low`` to the bytes already written. Returns ``low`` without it."""
     if low > MASK:
         k = at - 1
         while out[k] == 255:
@@ -122,7 +123,7 @@ def _carry(out, at, low):
 
 @njit(nogil=True, cache=True, inline="always")
 def _put(out, at, low, span, bound, yes):
-    """Code a decision whose yes has the first ``bound`` of the span."""
+    """Code a decision; yes has the first ``bound`` of the span."""
     if yes:
         span = bound
     else:
@@ -138,7 +139,7 @@ def _put(out, at, low, span, bound, yes):
 
 @njit(nogil=True, cache=True, inline="always")
 def _get(data, at, code, span, bound):
-    """The decision that ``_put`` coded; beyond the end there are zeros."""
+    """Return the decision that ``_put`` coded. Bytes beyond the end count as zeros."""
     yes = code < bound
     if yes:
         span = bound
@@ -155,12 +156,12 @@ def _get(data, at, code, span, bound):
 
 @njit(nogil=True, cache=True)
 def encode(q, out):
-    """Code ``q`` into ``out``; the number of bytes, or −1 where there is no room for them."""
+    """Code ``q`` into ``out``. Returns the number of bytes, or −1 if ``out`` is too short."""
     chances, weights = _fresh()
     history = np.zeros(q.size + TAPS + 1, I32)
     low, span = U64(0), U64(MASK)
     at, activity, energy, newest = 0, 0, 0, I32(0)
-    room = out.size - MOST_BYTES
+    room = out.size - MAX_NUMBER_BYTES
     for i in range(q.size):
         if at > room:
             return -1
@@ -200,8 +201,10 @@ def encode(q, out):
 
 
 @njit(nogil=True, cache=True)
-def decode(data, most, q):
-    """The inverse of ``encode``; 1 if ``data`` is not its coding of numbers up to ``most``."""
+def decode(data, max_magnitude, q):
+    """Fill ``q``, the inverse of ``encode``. Returns 1 if ``data`` is not the coding of numbers up to
+    ``max_magnitude``, else 0.
+    """
     chances, weights = _fresh()
     history = np.zeros(q.size + TAPS + 1, I32)
     code, span, at = U64(0), U64(MASK), 4
@@ -232,7 +235,7 @@ def decode(data, most, q):
                 yes, at, code, span = _get(data, at, code, span, span >> U64(1))
                 rest = 2 * rest + yes
             magnitude += rest - 1
-        if magnitude > most:
+        if magnitude > max_magnitude:
             return 1
         value = I32(magnitude)
         if magnitude:

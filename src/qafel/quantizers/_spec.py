@@ -1,7 +1,7 @@
-"""Reading what stands after a quantizer's name: ``:4,bucket=256,norm=max``.
+"""The arguments of a spec, such as ``4,bucket=256,norm=max``.
 
-A spec is ``name:argument,key=value,flag``. Every complaint names what was wrong and carries the nearest spec
-that is valid: the same one with the offending item repaired or left out.
+A spec is ``name:argument,key=value,flag``. Every SpecError states the problem and carries the nearest valid
+spec: the same one with the invalid item repaired or left out.
 """
 
 import difflib
@@ -19,7 +19,7 @@ class _HasSpec(Protocol):
 
 
 class Arguments:
-    """The arguments of one spec; ``parse`` reads a whole spec and is used to check repaired ones."""
+    """The arguments of one spec. ``parse`` reads a whole spec; it is used to check repaired ones."""
 
     def __init__(self, name: str, rest: str, parse: Callable[[str], _HasSpec]) -> None:
         self.name = name
@@ -29,7 +29,10 @@ class Arguments:
         self.places: dict[str, int] = {}
 
     def expect(self, argument: str | None, options: Sequence[str], flags: Sequence[str] = ()) -> None:
-        """Say what may stand here: one unnamed argument first, then options ``key=value`` and bare flags."""
+        """Declare what is allowed: one unnamed argument first, then options ``key=value`` and flags.
+
+        Raises SpecError if an item is not allowed or is given twice.
+        """
         for place, item in enumerate(self.items):
             key, equals, value = (part.strip() for part in item.partition("="))
             if not equals and item in flags:
@@ -53,39 +56,34 @@ class Arguments:
         return problem, f"{closest[0]}={value}" if closest and value else None
 
     def text(self, key: str) -> str | None:
-        """The text of an argument or option, if it was given."""
+        """Return the text of an argument or option, None if it was not given."""
         if key not in self.places:
             return None
         item = self.items[self.places[key]]
         return item.partition("=")[2].strip() if "=" in item else item
 
     def flag(self, key: str) -> bool:
-        """Whether a bare flag was given."""
+        """Return whether a flag was given."""
         return key in self.places
 
     def integer(self, key: str, low: int, high: int) -> int | None:
-        """A whole number from ``low`` to ``high``."""
+        """Return an integer from ``low`` to ``high``, None if it was not given, or raise SpecError."""
         text = self.text(key)
         if text is None:
             return None
         try:
             value = int(text)
         except ValueError:
-            self.fail(
-                self.places[key],
-                f"{key} must be a whole number, not {text!r}",
-                self._number(key, low, high, text),
-            )
+            value = low - 1
         if not low <= value <= high:
-            self.fail(
-                self.places[key],
-                f"{key} must be from {low} to {high}, not {value}",
-                self._number(key, low, high, text),
-            )
+            problem = f"{key} must be a whole number from {low} to {high}, got {text!r}"
+            self.fail(self.places[key], problem, self._number(key, low, high, text))
         return value
 
     def fraction(self, key: str) -> Decimal | None:
-        """A fraction in (0, 1), or a whole number of at least 1, exactly as typed."""
+        """Return a fraction in (0, 1) or a whole number of at least 1, exactly as given, None if it was not
+        given, or raise SpecError.
+        """
         text = self.text(key)
         if text is None:
             return None
@@ -99,12 +97,12 @@ class Arguments:
             value, valid = Decimal(0), False
         if not valid:
             repaired = str(math.ceil(value)) if value.is_finite() and 1 < value < 10**9 else "0.1"
-            problem = f"{key} must be a fraction between 0 and 1 or a whole number, not {text!r}"
+            problem = f"{key} must be a fraction between 0 and 1 or a whole number, got {text!r}"
             self.fail(self.places[key], problem, self._item(key, repaired))
         return value
 
     def decimal(self, key: str, low: Decimal, high: Decimal) -> Decimal:
-        """A number from ``low`` to ``high``, exactly as typed but for zeros at its end."""
+        """Return a number from ``low`` to ``high`` without trailing zeros, or raise SpecError."""
         text = self.text(key) or ""
         try:
             value = Decimal(text)
@@ -114,25 +112,25 @@ class Arguments:
         if not valid:
             near = min(max(value, low), high) if value.is_finite() else low
             near = near if len(f"{near:f}") <= 10 else round(near, 6)
-            problem = f"{key} must be a number from {low} to {high} (at most 10 characters), not {text!r}"
+            problem = f"{key} must be a number from {low} to {high} (at most 10 characters), got {text!r}"
             self.fail(self.places[key], problem, self._item(key, f"{near:f}"))
         return value.normalize() + 0
 
     def choice(self, key: str, choices: Sequence[str]) -> str | None:
-        """One of a few words."""
+        """Return one of ``choices``, None if it was not given, or raise SpecError."""
         text = self.text(key)
         if text is not None and text not in choices:
             closest = (difflib.get_close_matches(text, choices, 1, 0.0) or choices)[0]
             self.fail(
                 self.places[key],
-                f"{key} must be {' or '.join(choices)}, not {text!r}",
+                f"{key} must be {' or '.join(choices)}, got {text!r}",
                 self._item(key, closest),
             )
         return text
 
     def fail(self, place: int, problem: str, repaired: str | None) -> NoReturn:
-        """Complain, and name the spec in which the item at ``place`` is repaired (or left out, where that is
-        None).
+        """Raise SpecError with the spec in which the item at ``place`` is replaced by ``repaired``, or left
+        out if that is None.
         """
         items = [item for k, item in enumerate(self.items) if k != place]
         if repaired is not None:
@@ -140,7 +138,7 @@ class Arguments:
         self.fail_with(problem, self.name + (":" + ",".join(items) if items else ""))
 
     def fail_with(self, problem: str, candidate: str) -> NoReturn:
-        """Complain, and name ``candidate`` or, where it is not valid either, what is nearest to that."""
+        """Raise SpecError with ``candidate``, or the spec nearest to it if it is not valid either."""
         try:
             nearest = self.parse(candidate).spec
         except SpecError as error:

@@ -1,28 +1,28 @@
-"""Interleaved rANS with a table for each stream, for long vectors. Integer arithmetic only.
+"""Interleaved rANS with a frequency table for each stream. Integer arithmetic only.
 
-Numbers become symbols (``digit_kernels``), and symbols six long numbers, the states, that take turns, so
-that the processor works on several symbols at a time. A state has 32 bits and gives and takes 16 at once.
-Symbol k belongs to state k mod 6; the last is coded first. A stream:
+Numbers become symbols (``rans_digits``). Symbol k is coded into state k mod 6, the last symbol first; six
+independent states let the processor work on several symbols at a time. A state has 32 bits and is shifted by
+words of 16. A stream is
 
-    the grouping (a byte), the table of frequencies, the outliers, the states (uint32), the words (uint16)
+    the grouping (a byte), the frequency table, the outliers, the states (uint32), the words (uint16)
 """
 
 import numpy as np
 from numba import njit
 
-from qafel.coding.digit_kernels import (
+from qafel.coding.rans_digits import (
     BLOCK,
     GROUPINGS,
-    grouping,
+    add_excess,
+    choose_grouping,
+    find_outliers,
     largest,
-    move_outliers,
-    numbers,
-    outliers,
     read_outliers,
-    symbols,
+    to_numbers,
+    to_symbols,
     write_outliers,
 )
-from qafel.coding.lanes import LANES
+from qafel.coding.simd import LANES
 
 I32 = np.int32
 U8 = np.uint8
@@ -32,39 +32,39 @@ U64 = np.uint64
 UINT = np.uintp
 
 SCALE = 12
-"""Frequencies of a table add up to 2¹²."""
+"""The frequencies of a table add up to 2¹²."""
 STATES = 6
-"""With eight, the processor runs out of registers; with four it waits."""
+"""Eight states need more registers than there are; four leave the processor waiting."""
 LOWEST = U64(1 << 16)
-OUTLIERS = 64
-"""One number in so many, at most, is coded apart from the others."""
+MAX_OUTLIERS = 64
+"""At most one number in so many is an outlier."""
 TABLE = 1 << 12
-"""Bytes enough for what a stream begins with."""
+"""Bytes that are enough for the grouping and the table."""
 RECIPROCAL = 44
-"""⌊state/frequency⌋ is ⌊state·⌈2⁴⁴/frequency⌉/2⁴⁴⌋: a state is below 2²⁰·frequency there, so exactly."""
+"""⌊state/frequency⌋ = ⌊state·⌈2⁴⁴/frequency⌉/2⁴⁴⌋, exactly, because state < 2²⁰·frequency."""
 
 
 @njit(nogil=True, cache=True)
 def _frequencies(counts):
-    """Counts scaled to add up to 2¹², none of those that occur to zero."""
-    total, found = np.int64(counts.sum()), np.zeros(counts.size, U16)
+    """Scale counts so that they add up to 2¹² and no symbol that occurs gets 0."""
+    total, scaled = np.int64(counts.sum()), np.zeros(counts.size, U16)
     excess = -(1 << SCALE)
     for symbol in range(counts.size):
         if counts[symbol]:
             share = ((np.int64(counts[symbol]) << SCALE) + total // 2) // total
-            found[symbol] = max(share, 1)
-            excess += found[symbol]
+            scaled[symbol] = max(share, 1)
+            excess += scaled[symbol]
     while excess:
-        symbol = np.argmax(found)
-        taken = min(excess, max(np.int64(found[symbol]) // 4, 1))
-        found[symbol] -= taken
+        symbol = np.argmax(scaled)
+        taken = min(excess, max(np.int64(scaled[symbol]) // 4, 1))
+        scaled[symbol] -= taken
         excess -= taken
-    return found
+    return scaled
 
 
 @njit(nogil=True, cache=True)
 def _write_table(frequencies, out):
-    """A byte for a frequency below 255, otherwise 255 and two bytes; the number of bytes."""
+    """Write a byte for a frequency below 255, else 255 and a uint16. Returns the number of bytes."""
     at = 0
     for symbol in range(frequencies.size):
         frequency = frequencies[symbol]
@@ -78,7 +78,7 @@ def _write_table(frequencies, out):
 
 @njit(nogil=True, cache=True)
 def _read_table(data, frequencies):
-    """The inverse of ``_write_table``: where it ends; −1 if that is no table whose frequencies add up."""
+    """The inverse of ``_write_table``. Returns where it ends, or −1 if it is not a valid table."""
     at, total = 0, 0
     for symbol in range(frequencies.size):
         if at + 3 > data.size:
@@ -99,7 +99,7 @@ def _read_table(data, frequencies):
 
 @njit(nogil=True, cache=True)
 def _coding_table(frequencies):
-    """(reciprocal, first state that must shrink, 2¹² − frequency, start) of every symbol."""
+    """Return (reciprocal, first state that must shed a word, 2¹² − frequency, start) of every symbol."""
     table, start = np.zeros((frequencies.size, 4), U64), 0
     for symbol in range(frequencies.size):
         frequency = np.int64(frequencies[symbol])
@@ -115,7 +115,7 @@ def _coding_table(frequencies):
 @njit(nogil=True, cache=True, inline="always")
 def _push(state, table, symbol, words, at):
     words[at] = U16(state & U64(0xFFFF))
-    full = U64(state >= table[symbol, 1])  # arithmetic, not a branch: nobody could predict it
+    full = U64(state >= table[symbol, 1])  # arithmetic instead of an unpredictable branch
     at -= UINT(full)
     state >>= full << U64(4)
     quotient = (state * table[symbol, 0]) >> U64(RECIPROCAL)
@@ -124,7 +124,7 @@ def _push(state, table, symbol, words, at):
 
 @njit(nogil=True, cache=True)
 def _push_all(data, frequencies, words):
-    """Code symbols, the last one first, into the end of ``words``; where that starts."""
+    """Code symbols, the last one first, into the end of ``words``. Returns where the coding starts."""
     table = _coding_table(frequencies)
     states = np.full(STATES, LOWEST, U64)
     at, s = UINT(words.size - 1), UINT(data.size)
@@ -154,42 +154,43 @@ def _copy(data, out):
 
 
 @njit(nogil=True, cache=True)
-def room_for(size):
-    """Bytes that coding ``size`` numbers needs to work in, the result included."""
-    return 8 * (size // OUTLIERS + LANES) + 6 * size + TABLE
+def scratch_bytes(size):
+    """Return the bytes of ``room`` that coding or decoding ``size`` numbers needs, the result included."""
+    return 8 * (size // MAX_OUTLIERS + LANES) + 6 * size + TABLE
 
 
 @njit(nogil=True, cache=True)
-def _rooms(size, room):
-    """Places of outliers, how far they are, words, symbols, bytes, in one array of bytes."""
-    many = 4 * (size // OUTLIERS + LANES)
-    places, far = room[:many].view(I32), room[many : 2 * many].view(I32)
-    room = room[2 * many :]
+def _arrays(size, room):
+    """Divide ``room`` into positions and excess of outliers, words, symbols, bytes."""
+    length = 4 * (size // MAX_OUTLIERS + LANES)
+    positions, excess = room[:length].view(I32), room[length : 2 * length].view(I32)
+    room = room[2 * length :]
     end = 2 * (size + 3 * STATES)
-    return places, far, room[:end].view(U16), room[end : end + 2 * size].view(U16), room[end + 2 * size :]
+    symbols = room[end : end + 2 * size].view(U16)
+    return positions, excess, room[:end].view(U16), symbols, room[end + 2 * size :]
 
 
 @njit(nogil=True, cache=True)
 def encode(q, room):
-    """Code numbers: where in ``room``, of ``room_for`` bytes, their stream starts and ends; (0, 0) if it
-    would be longer than the numbers are.
+    """Code ``q`` into ``room``, of ``scratch_bytes``. Returns where in it the stream starts and ends; (0, 0)
+    if the stream would be longer than the numbers.
     """
-    places, far, words, coded, out = _rooms(q.size, room)
-    kind, count = grouping(q), -1
+    positions, excess, words, symbols, out = _arrays(q.size, room)
+    kind, count = choose_grouping(q), -1
     while count < 0:
         if kind == len(GROUPINGS):
             return 0, 0
-        digits, most = GROUPINGS[kind]
-        count = outliers(q, most, places, far)
+        digits, max_digit = GROUPINGS[kind]
+        count = find_outliers(q, max_digit, positions, excess)
         kind += 1
-    coded, counts = coded[: -(-q.size // digits)], np.empty((2 * most + 1) ** digits, U32)
-    symbols(q, most, digits, coded, counts)
+    symbols, counts = symbols[: -(-q.size // digits)], np.empty((2 * max_digit + 1) ** digits, U32)
+    to_symbols(q, max_digit, digits, symbols, counts)
     frequencies = _frequencies(counts)
     out[0] = kind - 1
     at = 1 + _write_table(frequencies, out[1:])
-    length = write_outliers(places[:count], far[:count], out[at:])
-    words = words[: coded.size + 2 * STATES + 1]
-    tail = words[_push_all(coded, frequencies, words) :].view(U8)
+    length = write_outliers(positions[:count], excess[:count], out[at:])
+    words = words[: symbols.size + 2 * STATES + 1]
+    tail = words[_push_all(symbols, frequencies, words) :].view(U8)
     end = at + length + tail.size
     if length < 0 or end > out.size:
         return 0, 0
@@ -200,7 +201,7 @@ def encode(q, room):
 
 @njit(nogil=True, cache=True)
 def _decoding_table(frequencies):
-    """Symbol, frequency, and place within it, of every value of a state's low bits."""
+    """Return symbol, frequency and offset in the symbol's range for every value of a state's low bits."""
     table, slot = np.empty((3, 1 << SCALE), U16), 0
     for symbol in range(frequencies.size):
         for k in range(frequencies[symbol]):
@@ -221,7 +222,9 @@ def _pop(state, table, words, at, out, s):
 
 @njit(nogil=True, cache=True)
 def _pop_some(words, at, states, table, out):
-    """As many symbols as ``out`` takes, from word ``at`` on; the next one, beyond the last if it is bad."""
+    """Fill ``out`` with symbols, from word ``at`` on. Returns the next word, beyond the last if there are too
+    few.
+    """
     end = UINT(words.size - STATES)
     a, b, c, d, e, f = states[0], states[1], states[2], states[3], states[4], states[5]
     whole = UINT(out.size // STATES * STATES)
@@ -243,16 +246,18 @@ def _pop_some(words, at, states, table, out):
 
 @njit(nogil=True, cache=True)
 def decode(data, limit, room, q):
-    """The inverse of ``encode``: ``q`` full of numbers up to ``limit``; 1 if ``data`` is no such stream."""
-    places, far, words, _, _ = _rooms(q.size, room)
+    """Fill ``q``, the inverse of ``encode``. Returns 1 if ``data`` is not a stream of numbers up to
+    ``limit``.
+    """
+    positions, excess, words, _, _ = _arrays(q.size, room)
     if data.size < 1 or data[0] >= len(GROUPINGS):
         return 1
-    digits, most = GROUPINGS[data[0]]
-    frequencies = np.empty((2 * most + 1) ** digits, U16)
+    digits, max_digit = GROUPINGS[data[0]]
+    frequencies = np.empty((2 * max_digit + 1) ** digits, U16)
     at = 1 + _read_table(data[1:], frequencies)
     if at < 1:
         return 1
-    count, length = read_outliers(data[at:], q.size, most, limit, places, far)
+    count, length = read_outliers(data[at:], q.size, max_digit, limit, positions, excess)
     tail = data[at + length :]
     if count < 0 or tail.size < 4 * STATES or tail.size % 2 or tail.size // 2 + STATES > words.size:
         return 1
@@ -269,11 +274,11 @@ def decode(data, limit, room, q):
     for start in range(0, size, BLOCK):
         some = block[: min(BLOCK, size - start)]
         place = _pop_some(words, place, states, table, some)
-        if place > UINT(words.size - STATES) or numbers(some, start, size, most, digits, q):
+        if place > UINT(words.size - STATES) or to_numbers(some, start, size, max_digit, digits, q):
             return 1
     for k in range(STATES):
         if states[k] != LOWEST:
             return 1
-    if place != UINT(words.size - STATES) or move_outliers(q, most, places[:count], far[:count]):
+    if place != UINT(words.size - STATES) or add_excess(q, max_digit, positions[:count], excess[:count]):
         return 1
-    return most > limit and largest(q) > limit
+    return max_digit > limit and largest(q) > limit

@@ -1,0 +1,157 @@
+"""Quantizers whose payload ends with integers in a coding of ``qafel.coding.integers``.
+
+``Coded`` is the base of all of them. ``Stepped`` is the base of those whose integers count steps
+(``_scaled``); with a layout, they transform the 3 × 3 kernels of convolutions first (``_spatial``).
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+import numpy as np
+
+from qafel import vectors
+from qafel.coding.integers import (
+    CODINGS,
+    Integers,
+    check_integers,
+    decode_integers,
+    max_integer_bytes,
+)
+from qafel.errors import FrameError, VectorError
+from qafel.quantizers import _scaled, _spatial
+from qafel.quantizers._base import Additive, Quantizer, finite_vector
+from qafel.quantizers._scaled import Goal
+from qafel.quantizers._spec import Arguments
+from qafel.vectors import Layout, Vector
+
+
+class Coded(Additive):
+    """A payload is a head of fixed length, then coded integers."""
+
+    @abstractmethod
+    def head_bytes(self, size: int) -> int:
+        """Return the number of bytes before the integers."""
+
+    @abstractmethod
+    def integers(self, size: int) -> tuple[int, int]:
+        """Return the number of integers and the largest magnitude that one can have."""
+
+    def max_magnitude(self, data: bytes, limit: int) -> int:
+        """Return the largest magnitude, at most ``limit``, that integers after this head can have.
+
+        Raises FrameError if the head is invalid.
+        """
+        del data
+        return limit
+
+    def max_bytes(self, size: int) -> int:
+        """Return the length with integers of fixed width; no coding is longer."""
+        return self.head_bytes(size) + max_integer_bytes(*self.integers(size)) if size else 0
+
+    def check(self, data: bytes, size: int) -> None:
+        """Raise FrameError if the length or the head of the payload is impossible."""
+        if not size and not data:
+            return
+        head, (count, limit) = self.head_bytes(size), self.integers(size)
+        if not (size and head < len(data) <= head + max_integer_bytes(count, limit)):
+            raise self.wrong_length(len(data), size)
+        check_integers(memoryview(data)[head:], count, self.max_magnitude(data, limit))
+
+    def read_integers(self, data: bytes, size: int) -> Integers:
+        """Return the integers of a payload that ``check`` accepted, or raise FrameError."""
+        count, limit = self.integers(size)
+        body = memoryview(data)[self.head_bytes(size) :]
+        return decode_integers(body, count, self.max_magnitude(data, limit))
+
+
+@dataclass(frozen=True)
+class CodingOnly(Quantizer):
+    """A quantizer whose only option is the coding of its integers."""
+
+    coding: str = "range"
+
+    @classmethod
+    def from_arguments(cls, arguments: Arguments) -> Self:
+        """Take ``coding=range|rans|fixed``."""
+        arguments.expect(None, ("coding",))
+        return cls(arguments.choice("coding", CODINGS) or "range")
+
+    @property
+    def spec(self) -> str:
+        """The name, then the coding unless it is range."""
+        return self.name + (f":coding={self.coding}" if self.coding != "range" else "")
+
+
+@dataclass(frozen=True)
+class Stepped(Coded):
+    """Integers count steps; the goal determines the length of a step."""
+
+    limits: ClassVar[dict[str, tuple[str, str]]]
+    """Smallest and largest value of every goal."""
+
+    goal: Goal
+    coding: str = "range"
+    layout: Layout | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_arguments(cls, arguments: Arguments) -> Self:
+        """Take ``step=S``, ``bits=B`` or ``nmse=E``, then ``coding=range|rans|fixed``."""
+        arguments.expect(None, (*cls.limits, "coding"))
+        goal = _scaled.goal(arguments, cls.example, cls.limits)
+        return cls(goal, arguments.choice("coding", CODINGS) or "range")
+
+    @property
+    def spec(self) -> str:
+        """The goal, then the coding unless it is range."""
+        return f"{self.name}:{self.goal}" + (f",coding={self.coding}" if self.coding != "range" else "")
+
+    def bind(self, layout: Layout) -> Self:
+        """Return this quantizer with the 3 × 3 kernels of ``layout`` transformed, if there are any."""
+        return replace(self, layout=layout if _spatial.places(layout) else None)
+
+    def integers(self, size: int) -> tuple[int, int]:
+        """Return one integer for every coordinate, and the most steps that one can have."""
+        return size, _scaled.max_steps(size, self.goal)
+
+    def encode(self, x: Vector, seed: int) -> bytes:
+        """Return the head, then the integers."""
+        x = vectors.as_vector(x, None if self.layout is None else self.layout.size)
+        if not x.size:
+            return b""
+        if self.layout is not None:
+            x = _spatial.forward(finite_vector(x), self.layout)
+        return self.encode_normalised(_scaled.normalise(x), seed)
+
+    @abstractmethod
+    def encode_normalised(self, normalised: _scaled.Normalised, seed: int) -> bytes:
+        """Return the payload of a finite vector that is not empty."""
+
+    def decode(self, data: bytes, size: int) -> Vector:
+        """Return what ``decode_add`` adds."""
+        if self.layout is None:
+            return super().decode(data, size)
+        out = replace(self, layout=None).decode(data, size)
+        return _scaled.clip(_spatial.inverse(out, self.layout))
+
+    def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
+        """Check head and integers, then add the value of each integer."""
+        vectors.check_target(out)
+        size = out.size
+        if self.layout is not None:
+            if size != self.layout.size:
+                raise VectorError(f"the layout has {self.layout.size} coordinates, the vector {size}")
+            out += np.float32(weight) * self.decode(data, size)
+            return
+        self.check(data, size)
+        if not size:
+            return
+        step, exponent = _scaled.read_head(data, self)
+        if step:
+            self.add(data, step, exponent, np.float32(weight), out)
+        elif self.read_integers(data, size).any():
+            raise FrameError(f"{self.spec}: the step is 0, but not all integers are")
+
+    @abstractmethod
+    def add(self, data: bytes, step: np.float32, exponent: int, weight: np.float32, out: Vector) -> None:
+        """Do ``out += weight · Q(x)`` for a payload that ``check`` accepted, or raise FrameError."""
