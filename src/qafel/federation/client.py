@@ -53,8 +53,7 @@ class FederationClient:
         self._broadcast = broadcast
         self.core = self._restore(job, client)
         self.tasks = self.bytes_up = self.bytes_down = self.resyncs = 0
-        self.snapshots = self.increments = 0
-        """The number of frames of each kind that were downloaded."""
+        self.snapshots = self.increments = 0  # frames of each kind that were downloaded
         self.reason: str | None = None
         """Why the training has ended."""
         self._reported = (0, 0)  # the resyncs and bytes that the server knows of
@@ -171,9 +170,8 @@ class FederationClient:
         if pointer is None:
             return False
         if core.held is None or core.version < pointer.version:
-            needed = catch_up(
-                core.held, pointer.version, pointer.increments, pointer.manifest.size, replaces=False
-            )
+            sizes, whole = pointer.increments, pointer.manifest.size
+            needed = catch_up(core.held, pointer.version, sizes, whole, replaces=False)
             if needed.snapshot:
                 await self._apply_snapshot(pointer)
             elif not await self._replay(stop=pointer.version):
@@ -221,10 +219,8 @@ class FederationClient:
         while stop is None or self.core.version < stop:
             first = self.core.version + 1
             end = first + many if stop is None else min(first + many, stop + 1)
-            versions = range(first, end)
-            messages = await asyncio.gather(
-                *(self._connection.get(stream, version, PIECE_TIMEOUT) for version in versions)
-            )
+            wanted = (self._connection.get(stream, v, PIECE_TIMEOUT) for v in range(first, end))
+            messages = await asyncio.gather(*wanted)
             for message in messages:
                 if message is None:
                     return True

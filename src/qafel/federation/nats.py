@@ -11,7 +11,7 @@ import random
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -136,7 +136,7 @@ class Connection:
         """The largest message that the broker accepts, in bytes."""
         return int(self.nc.max_payload)
 
-    async def __aenter__(self) -> "Connection":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -186,7 +186,6 @@ class Connection:
             raise self._lost(error) from error
 
     def _lost(self, error: BaseException) -> BrokerError:
-        """Convert an error of nats-py."""
         return BrokerError(f"no broker: {sentence(error)}", CLOSED if self.nc.is_closed else 0)
 
     async def publish(
@@ -320,9 +319,8 @@ def refusal(url: str, error: Exception, keys: Path | None, last: str = "") -> Br
 
 def _may_pass(error: Exception) -> bool:
     text = sentence(error).lower()
-    if isinstance(error, ssl.SSLCertVerificationError) or "authorization" in text or "authentication" in text:
-        return False
-    return not isinstance(error, ConfigError | ssl.SSLError)
+    refused = "authorization" in text or "authentication" in text
+    return not refused and not isinstance(error, ConfigError | ssl.SSLError)
 
 
 def _checked(message: Any) -> dict[str, Any]:

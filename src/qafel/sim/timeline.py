@@ -79,54 +79,29 @@ class Timeline:
         """``durations(block)``, if given, are the training times of a block's tasks in order."""
         from qafel.sim import kernels
 
-        seed, buffer_size, max_staleness = settings.seed, settings.job(1).buffer_size, settings.max_staleness
-        if (
-            settings.arrival_process == "refill"
-            and settings.sampling == "idle"
-            and (settings.concurrency or 0) > clients
-        ):
-            raise ConfigError(f"concurrency is {settings.concurrency}, but there are only {clients} clients")
-        if settings.arrival_process == "rounds" and buffer_size > clients:
-            raise ConfigError(
-                f"a round has buffer_size = {buffer_size} clients, but there are only {clients}"
-            )
+        seed, mode = settings.seed, settings.arrival_process
         self.settings, self.live = settings, settings.live
         self._k, self._seed, self._clients = kernels, seed, clients
         draw = duration_sampler(settings.duration)
         self._durations = durations or (lambda block: draw(generator(seed, "durations", block), BLOCK))
-        mode = {"refill": kernels.REFILL, "closed": kernels.CLOSED, "rounds": kernels.ROUNDS}
-        self._mode = mode.get(settings.arrival_process, kernels.OPEN)
-        oldest = -1 if max_staleness is None else max_staleness
-        cap = 0 if self._mode != kernels.OPEN or settings.concurrency is None else settings.concurrency
-        idle = settings.sampling == "idle"
-        instant = settings.down_bandwidth is None or settings.downlink == "catch-up"
-        self._rules = (
-            self._mode,
-            buffer_size,
-            oldest,
-            cap,
-            idle,
-            self.live,
-            instant,
-            float(settings.dropouts),
-        )
-        self._instant = instant
+        modes = {"refill": kernels.REFILL, "closed": kernels.CLOSED, "rounds": kernels.ROUNDS}
+        self._mode = modes.get(mode, kernels.OPEN)
+        self._rules = self._kernel_rules()
         self._counters = np.zeros(kernels.COUNTERS, np.int64)
         self._clocks = np.zeros(kernels.CLOCKS)
         self._clocks[kernels.LENGTH] = -1
         self._counters[kernels.FORCED] = -1
-        first = {kernels.REFILL: settings.concurrency, kernels.CLOSED: clients, kernels.ROUNDS: buffer_size}
+        rounds = self._rules[1]
+        first = {kernels.REFILL: settings.concurrency, kernels.CLOSED: clients, kernels.ROUNDS: rounds}
         self._counters[kernels.PENDING] = first.get(self._mode) or 0
-        slow = (
-            generator(seed, "speeds").random(clients) < settings.slow_fraction
-            if settings.slow_fraction
-            else None
-        )
-        slowness = np.ones(1) if slow is None else np.where(slow, float(settings.slow_factor), 1.0)
+        slowness = np.ones(1)
+        if settings.slow_fraction:
+            slow = generator(seed, "speeds").random(clients) < settings.slow_fraction
+            slowness = np.where(slow, float(settings.slow_factor), 1.0)
         self._people = np.zeros(clients, np.int32), np.zeros(clients, np.int64), slowness
         self._trace = None
-        if settings.arrival_process.startswith("trace:"):
-            self._trace = trace(Path(settings.arrival_process.partition(":")[2]), clients)
+        if mode.startswith("trace:"):
+            self._trace = trace(Path(mode.partition(":")[2]), clients)
         self._slots, self._free = np.zeros((0, kernels.FIELDS), np.int64), np.zeros(0, np.int64)
         self._heap: tuple[Any, Any, Any] = np.zeros(0), np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
         self._room(256)
@@ -142,6 +117,22 @@ class Timeline:
         self._ahead: Iterator[Event] = iter(())
         self._last: Event | None = None
         self._asked = False
+
+    def _kernel_rules(self) -> tuple[Any, ...]:
+        """The rules of this clock as ``kernels.advance`` takes them; ConfigError if they cannot be met."""
+        settings, clients, buffer_size = self.settings, self._clients, self.settings.job(1).buffer_size
+        limit, idle = settings.concurrency, settings.sampling == "idle"
+        if self._mode == self._k.REFILL and idle and (limit or 0) > clients:
+            raise ConfigError(f"concurrency is {limit}, but there are only {clients} clients")
+        if self._mode == self._k.ROUNDS and buffer_size > clients:
+            raise ConfigError(
+                f"a round has buffer_size = {buffer_size} clients, but there are only {clients}"
+            )
+        max_staleness = -1 if settings.max_staleness is None else settings.max_staleness
+        cap = limit if self._mode == self._k.OPEN and limit is not None else 0
+        instant = settings.down_bandwidth is None or settings.downlink == "catch-up"
+        dropouts = float(settings.dropouts)
+        return self._mode, buffer_size, max_staleness, cap, idle, self.live, instant, dropouts
 
     def __iter__(self) -> Iterator[Event]:
         return self

@@ -1,0 +1,79 @@
+"""The package as its developers see it: modules, names, errors, sizes."""
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import qafel
+from qafel import errors
+
+ROOT = Path(qafel.__file__).parent
+MODULES = sorted(
+    info.name for info in pkgutil.walk_packages([str(ROOT)], "qafel.") if "__main__" not in info.name
+)
+PACKAGES = ["qafel", *(name for name in MODULES if (ROOT.parent / name.replace(".", "/")).is_dir())]
+
+
+@pytest.mark.slow
+def test_every_module_can_be_imported_first_in_a_fresh_interpreter() -> None:
+    """Each import happens in a fork of an interpreter that has imported only what is not qafel."""
+    script = """
+import os, sys
+import matplotlib, msgspec, nats, numba, numpy, rich.console, torch, typer, xxhash
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        try:
+            __import__(name)
+        except BaseException as error:
+            print(f"{name}: {type(error).__name__}: {error}")
+            os._exit(1)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, *MODULES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_no_module_shares_its_name_with_a_public_function_of_its_package(name: str) -> None:
+    package = importlib.import_module(name)
+    children = {child.rpartition(".")[2] for child in MODULES if child.rpartition(".")[0] == name}
+    public = {key for key, value in vars(package).items() if not isinstance(value, ModuleType)}
+    assert not children & public
+
+
+def test_every_error_is_exported_and_stands_in_the_tree() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = [kind for kind in kinds if issubclass(kind, BaseException)]
+    assert {kind.__name__ for kind in kinds} <= set(qafel.__all__)
+    assert all(kind.__name__ in (errors.__doc__ or "") for kind in kinds)
+    for name in MODULES:
+        tree = ast.parse(_path(name).read_text(encoding="utf-8"))
+        defined = [n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name.endswith("Error")]
+        assert name == "qafel.errors" or not defined, name
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_files_and_functions_have_a_size_that_one_can_read(name: str) -> None:
+    """At most 350 lines a file; at most 60 a function, kernels excepted."""
+    text = _path(name).read_text(encoding="utf-8")
+    assert text.count("\n") <= 350
+    if "import njit" in text or "numba.extending" in text:
+        return
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, functions):
+            assert (node.end_lineno or 0) - node.lineno < 60, node.name
+
+
+def _path(name: str) -> Path:
+    path = ROOT.parent / name.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
