@@ -60,7 +60,7 @@ class Table:
     ) -> None:
         if x.ndim < 1 or y.ndim != 1:
             raise ConfigError(
-                f"{source} must have a row of x and a label in y per sample, got shapes {x.shape} and {y.shape}"
+                f"{source} must have a row of x and a label in y per sample, got {x.shape} and {y.shape}"
             )
         if len(x) != len(y) or not len(x):
             raise ConfigError(
@@ -112,11 +112,9 @@ def check_labels(y: npt.NDArray[Any], source: str, classes: int = MAX_CLASSES) -
         )
     bad = np.flatnonzero(~((y >= 0) & (y < classes) & (y == np.floor(y))))
     if bad.size:
-        limit = (
-            f"from 0 to {classes - 1}" if classes < MAX_CLASSES else f"integers from 0 to {MAX_CLASSES - 1}"
-        )
         raise ConfigError(
-            f"label {y[bad[0]]} of sample {bad[0]} in {source} is out of range; labels are {limit}"
+            f"label {y[bad[0]]} of sample {bad[0]} in {source} is out of range; labels must be integers "
+            f"from 0 to {classes - 1}"
         )
     return y.astype(np.int64)
 
