@@ -1,7 +1,7 @@
-"""The buffer of K updates, and which uploads were counted already.
+"""The buffer of K updates, and the record of the tasks that were counted.
 
-``Aggregator`` is what the server needs of a buffer. The default sums in the clear; one that adds noise or
-unmasks a secure sum lives above the server and is handed to it.
+``Aggregator`` is the interface that the server uses. ``Buffer``, the default, sums the decoded updates. A
+driver can pass another aggregator to the server, for example one that adds noise or unmasks a secure sum.
 """
 
 from collections.abc import Iterable
@@ -21,27 +21,27 @@ class Aggregator(Protocol):
 
     @property
     def count(self) -> int:
-        """Updates collected since the last ``finish``."""
+        """The number of updates since the last ``finish``."""
 
     @property
     def pending(self) -> bool:
-        """Whether ``finish`` cannot be answered yet, though the updates are there."""
+        """Whether the sum is not available yet, even if there are enough updates."""
 
     def add(self, update: Update, weight: float) -> None:
-        """Take in one update; FrameError, and nothing changed, if its payload is bad."""
+        """Add one update; FrameError, and no change, if its payload is bad."""
 
     def finish(self) -> Vector:
-        """Σ w·Δ of what was collected; empties the buffer."""
+        """Return Σ w·Δ of the collected updates, and empty the buffer."""
 
     def state(self) -> bytes:
-        """Everything needed to continue."""
+        """Everything that ``restore`` needs, as bytes."""
 
     def restore(self, state: bytes) -> None:
-        """Continue from ``state``."""
+        """The inverse of ``state``; StateError if the bytes do not fit."""
 
 
 class Buffer:
-    """The sum in the clear: each update is decoded straight into a running float32 sum."""
+    """The default aggregator: each update is decoded into a running float32 sum."""
 
     def __init__(self, quantizer: Quantizer, size: int) -> None:
         self.quantizer = quantizer
@@ -56,7 +56,7 @@ class Buffer:
         self.count += 1
 
     def finish(self) -> Vector:
-        """The sum; a new one starts at zero."""
+        """Return the sum, and start a new one at zero."""
         total, self.sum, self.count = self.sum, vectors.zeros(self.sum.size), 0
         return total
 
@@ -67,18 +67,18 @@ class Buffer:
     def restore(self, state: bytes) -> None:
         """The inverse of ``state``."""
         if len(state) != 8 + 4 * self.sum.size:
-            raise StateError(f"the saved buffer has {len(state)} bytes, not {8 + 4 * self.sum.size}")
+            raise StateError(f"the saved buffer must have {8 + 4 * self.sum.size} bytes, got {len(state)}")
         self.count = int.from_bytes(state[:8], "little")
         np.copyto(self.sum, np.frombuffer(state, np.float32, offset=8))
 
 
 class SeenTasks:
-    """Which tasks of which client were counted, in memory that does not grow with their number.
+    """The tasks of each client that were counted, in constant memory per client.
 
-    Clients number their tasks upwards. For each client there is a floor, below which everything counts as
-    seen, and the seen ones above it as a bit set. The floor rises over runs of seen tasks, and is dragged
-    along ``WINDOW`` tasks behind the newest: an upload delayed by more than that is refused as if it had been
-    counted.
+    Clients number their tasks upwards. Each client has a floor and a bit set: every task below the floor
+    counts as seen, and the bit set holds the seen tasks from the floor on. The floor rises past consecutive
+    seen tasks, and is never more than ``WINDOW`` tasks behind the newest one. An upload that is delayed by
+    more than that is therefore refused as a duplicate.
     """
 
     WINDOW = 4096
@@ -92,7 +92,7 @@ class SeenTasks:
         return task < floor or bool(bits >> (task - floor) & 1 if task - floor < self.WINDOW else 0)
 
     def add(self, client: int, task: int) -> None:
-        """Count a task that was not counted before."""
+        """Record a task that was not recorded before."""
         floor, bits = self._floors.get(client, (0, 0))
         behind = task - floor - self.WINDOW + 1
         if behind > 0:
@@ -102,12 +102,12 @@ class SeenTasks:
         self._floors[client] = floor + run, bits >> run
 
     def next(self, client: int) -> int:
-        """The first number above every task of a client that was counted."""
+        """The number after the newest task of a client that was recorded."""
         floor, bits = self._floors.get(client, (0, 0))
         return floor + bits.bit_length()
 
     def rows(self) -> list[tuple[int, int, bytes]]:
-        """(client, floor, bits) of every client, for saving."""
+        """(client, floor, bits) of every client, in the form that the constructor takes."""
         return [
             (client, floor, bits.to_bytes((bits.bit_length() + 7) // 8, "little"))
             for client, (floor, bits) in sorted(self._floors.items())

@@ -1,4 +1,4 @@
-"""Where numbers come from: the command, the commit and the machine, written beside every result."""
+"""Provenance of results: the command, the commit and the machine that produced them."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def provenance(*packages: str) -> dict[str, Any]:
-    """The command that runs, the commit it runs from, the machine, and the versions of ``packages``."""
+    """The running command, its commit, the machine, and the versions of ``packages``."""
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit(),
@@ -21,7 +21,7 @@ def provenance(*packages: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this package lies in, marked if files differ from it; None without one."""
+    """The commit of this package's git checkout, marked if it has local changes; None outside of one."""
     try:
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         return _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*") or None
@@ -30,7 +30,7 @@ def commit() -> str | None:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(  # noqa: S603
+    completed = subprocess.run(  # noqa: S603
         ["git", *arguments],  # noqa: S607
         cwd=Path(__file__).parent,
         capture_output=True,
@@ -38,11 +38,11 @@ def _git(*arguments: str) -> str:
         timeout=10,
         check=True,
     )
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores and system."""
+    """The processor, the number of cores and the operating system."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -67,7 +67,7 @@ def _version(package: str) -> str | None:
 
 
 def finite(value: Any) -> Any:
-    """The same with null for numbers that JSON does not have."""
+    """The same value with None for every NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

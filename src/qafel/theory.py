@@ -1,8 +1,8 @@
-"""The paper's convergence theory as formulas: what a choice of quantizers, rates and buffer costs.
+"""The paper's convergence theory as formulas: what a choice of quantizers, rates and buffer size costs.
 
-All of it follows the appendix with its slips mended. δ_c and δ_s are the compression parameters of the
-client's and server's quantizer; the proof needs an unbiased client quantizer of any finite variance ω = 1 −
-δ_c, and a server quantizer with δ_s > 0.
+The formulas follow the paper's appendix, with the corrections that docs/theory.md lists. δ_c and δ_s are the
+compression parameters of the client's and the server's quantizer. The proof needs an unbiased client
+quantizer of any finite variance ω = 1 − δ_c, and a server quantizer with δ_s > 0.
 
     R = (1/T) Σ E‖∇f(x^t)‖² ≤ the sum of the terms of ``bound``
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields, replace
 from qafel.errors import ConfigError
 from qafel.quantizers import Quantizer, quantizer
 
-LARGEST = 1e30
-"""Beyond this, numbers of a setting say nothing and their products overflow."""
+MAX_VALUE = 1e30
+"""The largest value of a field of ``Setting``: products of larger values overflow."""
 
 
 def alpha(rates: Sequence[float]) -> float:
@@ -31,17 +31,23 @@ def beta(rates: Sequence[float]) -> float:
 def buffered_staleness(max_staleness_1: int, buffer_size: int) -> int:
     """τ_max,K ≤ ⌈τ_max,1 / K⌉."""
     if max_staleness_1 < 0 or buffer_size < 1:
-        raise ConfigError("the staleness must not be negative, and the buffer size at least 1")
+        raise ConfigError(
+            f"max_staleness_1 must be at least 0 and buffer_size at least 1, got {max_staleness_1} and "
+            f"{buffer_size}"
+        )
     return -(-max_staleness_1 // buffer_size)
 
 
 def c_max(model_bytes: float, increment_bytes: float) -> int:
-    """C_max: how many increments cost one model."""
+    """C_max: the number of increments that cost as many bytes as one model."""
     return int(model_bytes // increment_bytes)
 
 
 def phi(steps: int, delta: float, *, unbiased: bool) -> float:
-    """φ(T): Σ_{t=1}^{T−1} (1 − δ_s)^t; biased server quantizers: (2/δ_s) Σ_{t=0}^{T−1} (1 − δ_s/2)^t."""
+    """φ(T) = Σ_{t=1}^{T−1} (1 − δ_s)^t.
+
+    For a biased server quantizer it is (2/δ_s) Σ_{t=0}^{T−1} (1 − δ_s/2)^t. It is infinite if δ_s ≤ 0.
+    """
     if delta <= 0:
         return math.inf
     if unbiased:
@@ -50,12 +56,12 @@ def phi(steps: int, delta: float, *, unbiased: bool) -> float:
 
 
 def _one_minus_power(delta: float, power: int) -> float:
-    """1 − (1 − δ)^power, exact for tiny δ."""
+    """1 − (1 − δ)^power, without cancellation for small δ."""
     return 1.0 if delta >= 1 else -math.expm1(power * math.log1p(-delta))
 
 
 def phi_limit(delta: float, *, unbiased: bool) -> float:
-    """What φ(T) never exceeds: 1/δ_s, or 4/δ_s² for a biased server quantizer."""
+    """An upper bound of φ(T) for all T: 1/δ_s, or 4/δ_s² for a biased server quantizer."""
     if delta <= 0:
         return math.inf
     return 1 / delta if unbiased else 4 / delta**2
@@ -63,58 +69,61 @@ def phi_limit(delta: float, *, unbiased: bool) -> float:
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem and a run, as the theorem sees them."""
+    """The quantities of a problem and a run that the theorem depends on."""
 
     smoothness: float
-    """L of every F_n."""
+    """L: the smoothness constant of every F_n."""
     variance: float
-    """σ_ℓ²: bound on the variance of a stochastic gradient."""
+    """σ_ℓ²: an upper bound on the variance of a stochastic gradient."""
     gradient_bound: float
-    """G: bound on ‖∇F_n‖²."""
+    """G: an upper bound on ‖∇F_n‖²."""
     gap: float
     """F* = f(x⁰) − f*."""
     steps: int
-    """T: server steps."""
+    """T: the number of server steps."""
     buffer_size: int
-    """K."""
+    """K: the number of updates in a server step."""
     rates: tuple[float, ...]
     """η_ℓ^(p), one for each of the P local steps."""
     server_rate: float
-    """η_g."""
+    """η_g: the server learning rate."""
     max_staleness: int
-    """τ_max,K."""
+    """τ_max,K: the largest staleness with a buffer of K updates."""
     client_delta: float = 1.0
-    """δ_c."""
+    """δ_c: the compression parameter of the client quantizer."""
     server_delta: float = 1.0
-    """δ_s."""
+    """δ_s: the compression parameter of the server quantizer."""
     server_unbiased: bool = True
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "server_rate"):
-            if not 0 < getattr(self, name) <= LARGEST:
+            if not 0 < getattr(self, name) <= MAX_VALUE:
                 raise ConfigError(
-                    f"{name} must be positive and at most {LARGEST:g}, not {getattr(self, name)}"
+                    f"{name} must be positive and at most {MAX_VALUE:g}, got {getattr(self, name)}"
                 )
         for name in ("variance", "gradient_bound", "gap", "max_staleness", "steps", "buffer_size"):
-            if not 0 <= getattr(self, name) <= LARGEST:
-                raise ConfigError(f"{name} must be from 0 to {LARGEST:g}, and is {getattr(self, name)}")
+            if not 0 <= getattr(self, name) <= MAX_VALUE:
+                raise ConfigError(f"{name} must be from 0 to {MAX_VALUE:g}, got {getattr(self, name)}")
         if self.steps < 1 or self.buffer_size < 1:
-            raise ConfigError("steps and buffer_size must be at least 1")
-        if not self.rates or not all(1 / LARGEST <= rate <= LARGEST for rate in self.rates):
             raise ConfigError(
-                f"rates must name a learning rate for each local step, from {1 / LARGEST:g} to {LARGEST:g}"
+                f"steps and buffer_size must be at least 1, got {self.steps} and {self.buffer_size}"
+            )
+        if not self.rates or not all(1 / MAX_VALUE <= rate <= MAX_VALUE for rate in self.rates):
+            raise ConfigError(
+                f"rates must be one learning rate per local step, from {1 / MAX_VALUE:g} to {MAX_VALUE:g}, "
+                f"got {self.rates}"
             )
 
     @property
     def local_steps(self) -> int:
-        """P."""
+        """P: the number of local steps."""
         return len(self.rates)
 
     def with_quantizers(self, client: str | Quantizer, server: str | Quantizer, size: int) -> "Setting":
-        """The same run with these quantizers at a dimension."""
+        """The same run with these quantizers, for a model of ``size`` coordinates."""
         client, server = quantizer(client), quantizer(server)
         if not client.unbiased:
-            raise ConfigError(f"the theory needs an unbiased client quantizer, and {client.spec} is biased")
+            raise ConfigError(f"the theory needs an unbiased client quantizer; {client.spec} is biased")
         return replace(
             self,
             client_delta=client.delta(size),
@@ -124,31 +133,34 @@ class Setting:
 
 
 def condition(s: Setting) -> float:
-    """The left-hand side of the learning-rate condition (biased server quantizers have their own): ≤ 1."""
+    """The left-hand side of the condition on the learning rates; the theorem holds if it is at most 1."""
     a, b = _condition(s)
     return a * s.server_rate**2 + b * s.server_rate
 
 
 def largest_server_rate(s: Setting) -> float:
-    """The largest η_g that meets the condition with the local rates as they are."""
+    """The largest η_g that meets the condition with these local rates."""
     return _positive_root(*_condition(s))
 
 
 def largest_local_rate(s: Setting) -> float:
-    """The largest peak of the local rates, their schedule's shape kept, that meets the condition."""
+    """The largest maximum of the local rates that meets the condition; the ratios between them stay."""
     a, b = _condition(s)
     return max(s.rates) * _positive_root(a * s.server_rate**2, b * s.server_rate)
 
 
 def _condition(s: Setting) -> tuple[float, float]:
-    """(a, b) of the condition a·η_g² + b·η_g ≤ 1; scaling all local rates by c scales them by c² and c."""
+    """(a, b) of the condition a·η_g² + b·η_g ≤ 1.
+
+    If all local rates are multiplied by c, a is multiplied by c² and b by c.
+    """
     spread = (1 + (1 - s.client_delta) / s.buffer_size) * s.local_steps * max(s.rates)
     limit = phi_limit(s.server_delta, unbiased=s.server_unbiased)
     return 3 * alpha(s.rates) * s.smoothness**2 * limit * spread, s.smoothness * spread
 
 
 def simple_rates(s: Setting) -> tuple[float, float]:
-    """(η_ℓ, η_g) of the paper's simpler, less precise condition: any smaller ones will do."""
+    """The largest (η_ℓ, η_g) that meet the paper's simpler, stricter condition."""
     k, p = s.buffer_size, s.local_steps
     quantized = 1 / (3 * phi_limit(s.server_delta, unbiased=s.server_unbiased) * p)
     return min(k / (2 * p * (k + 1 - s.client_delta)), quantized), 1 / s.smoothness
@@ -164,26 +176,26 @@ class Bound:
     """The theorem's bound on the mean squared gradient norm, term by term."""
 
     optimisation: float
-    """What FedBuff has as well: 2F*/(η_g·T·α_P)."""
+    """The distance from the optimum, 2F*/(η_g·T·α_P); FedBuff has the same term."""
     noise: float
-    """Stochastic gradients, averaged over the buffer."""
+    """The variance of stochastic gradients, averaged over the buffer."""
     drift: float
-    """Local steps leave the point they started from."""
+    """The distance between a local model and the model that local training started from."""
     staleness: float
-    """Updates start from old versions."""
+    """The cost of updates that start from old versions."""
     cross: float
-    """Staleness and client quantization together."""
+    """The cost of client quantization in stale updates."""
     client_quantization: float
     server_quantization: float
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of the terms."""
         return math.fsum(getattr(self, field.name) for field in fields(self))
 
 
 def bound(s: Setting, *, limit: bool = False) -> Bound:
-    """The bound of the theorem; with ``limit``, of the corollary: φ's limit in the place of φ(T)."""
+    """The bound of the theorem; with ``limit``, that of the corollary: φ(T) is replaced by its limit."""
     a, b, omega = alpha(s.rates), beta(s.rates), 1 - s.client_delta
     trained = 3 * s.smoothness**2 * b * (s.variance + s.local_steps * s.gradient_bound)
     stepped = b * (s.variance + 4 * s.gradient_bound) / s.buffer_size
@@ -204,12 +216,12 @@ def bound(s: Setting, *, limit: bool = False) -> Bound:
 
 
 def complexity_rates(steps: int, local_steps: int, buffer_size: int) -> tuple[float, float]:
-    """(η_ℓ, η_g) of the complexity corollary: 1/(K√(TP)) and K."""
+    """The rates (η_ℓ, η_g) of the complexity corollary: 1/(K√(TP)) and K."""
     return 1 / (buffer_size * math.sqrt(steps * local_steps)), float(buffer_size)
 
 
 def complexity(s: Setting, max_staleness_1: int) -> dict[str, float]:
-    """The orders of the complexity corollary, constants left out, by the names of ``Bound``'s terms."""
+    """The orders of the complexity corollary, without constants, by the names of the terms of ``Bound``."""
     t, k, p, omega = s.steps, s.buffer_size, s.local_steps, 1 - s.client_delta
     slow, fast = math.sqrt(t * p), t * k * k
     trained, stepped = s.variance + p * s.gradient_bound, s.variance + 4 * s.gradient_bound
@@ -228,7 +240,7 @@ def complexity(s: Setting, max_staleness_1: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a quantizer costs, alone at the client and alone at the server."""
+    """The cost of a quantizer that is used at the clients only, and at the server only."""
 
     spec: str
     payload_bytes: int
@@ -237,23 +249,26 @@ class Cost:
     omega: float
     delta: float
     client: bool
-    """Whether the theory allows it at clients: unbiased, and the rates meet the condition."""
+    """Whether the theory allows it at the clients: it is unbiased, and the rates meet the condition."""
     server: bool
-    """Whether the theory allows it at the server: δ > 0, and the rates meet the condition."""
+    """Whether the theory allows it at the server: δ is positive, and the rates meet the condition."""
     client_bound: float
-    """The bound with it at clients, in units of FedBuff's; infinite where there is none."""
+    """The bound with it at the clients, divided by FedBuff's; infinite if the theory does not allow it."""
     server_bound: float
     client_max_rate: float
-    """The largest local rate with it at clients; 0 where none is allowed."""
+    """The largest local rate with it at the clients; 0 if the theory does not allow it."""
     server_max_rate: float
 
 
 def costs(s: Setting, size: int, specs: Iterable[str]) -> list[Cost]:
-    """Which quantizers may be used, and what each costs: its bytes, and the bound against that of FedBuff."""
+    """The cost of each quantizer: its bytes, where the theory allows it, and its bound relative to FedBuff's.
+
+    Raises ConfigError if FedBuff's bound is 0.
+    """
     exact = quantizer("identity")
     reference = bound(s.with_quantizers(exact, exact, size)).total
     if reference == 0:
-        raise ConfigError("with no gap, variance and gradient bound there is nothing to bound")
+        raise ConfigError("there is nothing to bound: set gap, variance or gradient_bound above 0")
     rows = []
     for q in map(quantizer, specs):
         at_client = s.with_quantizers(q, exact, size) if q.unbiased else None

@@ -1,7 +1,7 @@
-"""Flat float32 vectors, and the layout that says which tensor lives where in one.
+"""Flat float32 vectors, and layouts: the position of each named tensor in such a vector.
 
 Everything that is coded, added or sent is a contiguous one-dimensional float32 vector. Vectors that kernels
-add into are aligned to the cache line (``zeros``), so that no vector store straddles two lines.
+add into are aligned to the cache line (``zeros``), so that no SIMD store crosses two lines.
 """
 
 import operator
@@ -18,12 +18,12 @@ from qafel.errors import ConfigError, VectorError
 Vector = npt.NDArray[np.float32]
 
 MAX_SIZE = (1 << 30) - 1
-"""Coordinates a vector may have: in full precision it must fit into one message, 4 GB."""
+"""The largest number of coordinates: in full precision a vector must fit into one message of 4 GB."""
 
 ALIGNMENT = 64
 
 if sys.byteorder != "little":
-    raise ImportError("qafel runs on little-endian machines only: its bytes are little-endian")
+    raise ImportError(f"qafel runs on little-endian machines only, got a {sys.byteorder}-endian one")
 
 
 def zeros(size: int) -> Vector:
@@ -32,7 +32,7 @@ def zeros(size: int) -> Vector:
 
 
 def empty(size: int) -> Vector:
-    """A vector to be filled, aligned to the cache line."""
+    """An uninitialised vector aligned to the cache line."""
     return _aligned(np.empty(4 * size + ALIGNMENT, np.uint8))
 
 
@@ -49,10 +49,10 @@ def copy(x: Vector) -> Vector:
 
 
 def as_vector(x: npt.ArrayLike, size: int | None = None) -> Vector:
-    """``x`` as a flat contiguous float32 vector of ``size``, or a sentence that says why it is none.
+    """Return ``x`` as a flat contiguous float32 vector; VectorError if its type, shape or size is wrong.
 
-    Wider numbers are not rounded behind your back: only float32 is taken. Finiteness is checked where it
-    costs nothing.
+    Other types are refused, not converted: rounding is the caller's decision. NaN and infinity are not
+    checked here; the kernels that read the vector check them.
     """
     array = np.asarray(x)
     if array.dtype != np.float32 or array.ndim != 1:
@@ -63,34 +63,33 @@ def as_vector(x: npt.ArrayLike, size: int | None = None) -> Vector:
     if size is not None and array.size != size:
         raise VectorError(f"expected {size} coordinates, got {array.size}")
     if array.size > MAX_SIZE:
-        raise VectorError(f"a vector may have {MAX_SIZE} coordinates, this one has {array.size}")
+        raise VectorError(f"a vector must have at most {MAX_SIZE} coordinates, got {array.size}")
     return np.ascontiguousarray(array)
 
 
 def read_only(x: Vector) -> Vector:
-    """A view of ``x`` that cannot be written through."""
+    """A read-only view of ``x``."""
     view = x.view()
     view.flags.writeable = False
     return view
 
 
 def check_target(out: Vector) -> None:
-    """Complain unless something can be added into ``out`` in place."""
+    """Raise VectorError unless a kernel can add into ``out`` in place."""
     if not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.ndim != 1 or not out.flags.carray:
-        raise VectorError("can only add into a flat, contiguous and writable float32 vector")
+        raise VectorError("the target must be a flat, contiguous and writable float32 vector")
 
 
 def not_finite(x: Vector) -> VectorError:
-    """The error that names the first coordinate of ``x`` that is NaN or infinite."""
+    """The error for a vector with NaN or infinity; it names the first such coordinate."""
     bad = np.flatnonzero(~np.isfinite(x))
     return VectorError(
-        f"coordinate {bad[0]} is {x[bad[0]]}: only finite numbers can be coded "
-        f"({bad.size} of {x.size} are not)"
+        f"coordinate {bad[0]} is {x[bad[0]]}; all coordinates must be finite ({bad.size} of {x.size} are not)"
     )
 
 
 def is_finite(x: Vector) -> bool:
-    """Whether every coordinate is finite; integer comparison, without temporaries larger than a block."""
+    """Whether every coordinate is finite. It compares integers, block by block, to keep temporaries small."""
     bits = x.view(np.uint32)
     return all(
         bool(((bits[i : i + 65536] & 0x7FFFFFFF) < 0x7F800000).all()) for i in range(0, bits.size, 65536)
@@ -105,26 +104,31 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """How many coordinates it has."""
+        """The number of coordinates."""
         size = 1
         for side in self.shape:
             size *= side
             if size > MAX_SIZE:
-                raise ConfigError(f"tensor {self.name!r} has more than {MAX_SIZE} coordinates")
+                raise ConfigError(
+                    f"tensor {self.name!r} must have at most {MAX_SIZE} coordinates, got {self.shape}"
+                )
         return size
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """Which named tensor lives where in the flat vector: in order, without gaps."""
+    """The named tensors of a flat vector, in order, without gaps."""
 
     tensors: tuple[Tensor, ...]
 
     def __post_init__(self) -> None:
         names = [tensor.name for tensor in self.tensors]
         if len(set(names)) != len(names):
-            raise ConfigError(f"tensor names of a layout must differ: {names}")
-        if any(side < 1 for tensor in self.tensors for side in tensor.shape):
-            raise ConfigError("sides of tensors must be at least 1")
+            raise ConfigError(f"the tensor names of a layout must differ, got {names}")
+        for tensor in self.tensors:
+            if any(side < 1 for side in tensor.shape):
+                raise ConfigError(
+                    f"every side of tensor {tensor.name!r} must be at least 1, got {tensor.shape}"
+                )
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> "Layout":
@@ -133,26 +137,26 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """Coordinates of the flat vector."""
+        """The number of coordinates of the flat vector."""
         return sum(tensor.size for tensor in self.tensors)
 
     def slices(self) -> list[tuple[Tensor, slice]]:
-        """Each tensor with its place in the flat vector."""
-        places, start = [], 0
+        """Each tensor with its slice of the flat vector."""
+        slices, start = [], 0
         for tensor in self.tensors:
-            places.append((tensor, slice(start, start + tensor.size)))
+            slices.append((tensor, slice(start, start + tensor.size)))
             start += tensor.size
-        return places
+        return slices
 
     def flatten(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Vector:
-        """The flat vector of named arrays."""
+        """The flat vector of named arrays; VectorError if a name or shape differs from the layout."""
         if set(arrays) != {tensor.name for tensor in self.tensors}:
             raise VectorError(f"expected the tensors {[t.name for t in self.tensors]}, got {list(arrays)}")
         out = zeros(self.size)
         for tensor, place in self.slices():
             if arrays[tensor.name].shape != tensor.shape:
                 raise VectorError(
-                    f"{tensor.name} has shape {arrays[tensor.name].shape}, its layout says {tensor.shape}"
+                    f"tensor {tensor.name!r} must have shape {tensor.shape}, got {arrays[tensor.name].shape}"
                 )
             out[place] = arrays[tensor.name].ravel()
         return out

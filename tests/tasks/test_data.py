@@ -13,7 +13,7 @@ import pytest
 from qafel import ConfigError
 from qafel.tasks.data import population
 from qafel.tasks.data.faces import Faces
-from qafel.tasks.data.table import Dealt, Table, celeba_sizes
+from qafel.tasks.data.table import PartitionedTable, Table, celeba_sizes
 
 
 @pytest.fixture(autouse=True)
@@ -31,36 +31,36 @@ def table(n: int = 400, classes: int = 4) -> Table:
     return Table(x, rng.integers(0, classes, n), np.arange(n) // 10)
 
 
-def owned(found: Dealt) -> list[int]:
-    return [int(v) for k in range(found.clients) for v in found.samples(k)[0].ravel()]
+def owned(result: PartitionedTable) -> list[int]:
+    return [int(v) for k in range(result.clients) for v in result.samples(k)[0].ravel()]
 
 
 @pytest.mark.parametrize("partition", ["natural", "iid", "consecutive", "dirichlet:1", "shards:2", "celeba"])
 def test_a_partition_gives_each_sample_to_one_client_and_none_that_is_held_out(partition: str) -> None:
     clients = None if partition in ("natural", "celeba") else 16
-    found = Dealt(table(), partition, clients, 0.2, 0)
-    mine, held = owned(found), found.held_out(10**6)[0].ravel().astype(int).tolist()
+    result = PartitionedTable(table(), partition, clients, 0.2, 0)
+    mine, held = owned(result), result.held_out(10**6)[0].ravel().astype(int).tolist()
     assert len(mine) == len(set(mine))
     assert not set(mine) & set(held)
     assert len(held) == 80
     assert len(mine) > 285 if partition == "celeba" else len(mine) == 320
-    assert found.count(0) == len(found.samples(0)[1])
-    again = Dealt(table(), partition, clients, 0.2, 0)
+    assert result.count(0) == len(result.samples(0)[1])
+    again = PartitionedTable(table(), partition, clients, 0.2, 0)
     assert owned(again) == mine
 
 
 def test_partitions_are_what_they_are_called() -> None:
-    natural = Dealt(table(), "natural", None, 0.2, 0)
+    natural = PartitionedTable(table(), "natural", None, 0.2, 0)
     assert natural.clients == 32
     assert all(len({int(v) // 10 for v in natural.samples(k)[0].ravel()}) == 1 for k in range(32))
-    shards = Dealt(table(), "shards:1", 8, 0.2, 0)
+    shards = PartitionedTable(table(), "shards:1", 8, 0.2, 0)
     assert max(len(np.unique(shards.samples(k)[1])) for k in range(8)) <= 2
-    consecutive = owned(Dealt(table(), "consecutive", 8, 0.2, 0))
+    consecutive = owned(PartitionedTable(table(), "consecutive", 8, 0.2, 0))
     assert consecutive == sorted(consecutive)
 
     def skew(alpha: str) -> float:
-        found = Dealt(table(4000), f"dirichlet:{alpha}", 20, 0.2, 0)
-        shares = [np.bincount(found.samples(k)[1], minlength=4) / found.count(k) for k in range(20)]
+        result = PartitionedTable(table(4000), f"dirichlet:{alpha}", 20, 0.2, 0)
+        shares = [np.bincount(result.samples(k)[1], minlength=4) / result.count(k) for k in range(20)]
         return float(np.std(shares))
 
     assert skew("0.3") > 2 * skew("10")
@@ -103,11 +103,11 @@ def test_a_million_users_cost_nothing() -> None:
 def test_npz_is_read_and_kept_memory_mapped(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     np.savez(path, x=pixels(50, 8, 8), y=np.arange(50) % 3, users=np.repeat(np.arange(10), 5))
-    found = population(str(path))
-    assert isinstance(found, Dealt)
-    assert isinstance(found.table.x, np.memmap)
-    assert (found.clients, found.shape, found.classes) == (8, (1, 8, 8), 3)
-    x, _ = found.samples(0)
+    result = population(str(path))
+    assert isinstance(result, PartitionedTable)
+    assert isinstance(result.table.x, np.memmap)
+    assert (result.clients, result.shape, result.classes) == (8, (1, 8, 8), 3)
+    x, _ = result.samples(0)
     assert np.allclose((x + 1) * 127.5, np.round((x + 1) * 127.5), atol=1e-4)
     np.savez(path, x=pixels(60, 8, 8), y=np.arange(60) % 3)
     os.utime(path, ns=(1, 1))
@@ -119,9 +119,9 @@ def test_libsvm_is_read_plain_and_gzipped(tmp_path: Path) -> None:
     (tmp_path / "a.svm").write_text(text)
     (tmp_path / "a.libsvm.gz").write_bytes(gzip.compress(text.encode()))
     for name in ("a.svm", "a.libsvm.gz"):
-        found = population(str(tmp_path / name), partition="consecutive", clients=4, held_out=0.2)
-        assert (found.shape, found.classes, found.clients) == ((3,), 2, 4)
-        assert set(found.samples(0)[0][:, 2]) == {0.5}
+        result = population(str(tmp_path / name), partition="consecutive", clients=4, held_out=0.2)
+        assert (result.shape, result.classes, result.clients) == ((3,), 2, 4)
+        assert set(result.samples(0)[0][:, 2]) == {0.5}
 
 
 def idx(data: Any) -> bytes:
@@ -132,20 +132,20 @@ def test_idx_files_keep_their_test_set_apart(tmp_path: Path) -> None:
     for part, n in (("train", 40), ("t10k", 10)):
         (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(pixels(n, 28, 28))))
         (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx((np.arange(n) % 10).astype(np.uint8)))
-    found = population(str(tmp_path), partition="iid", clients=4)
-    assert (found.shape, found.classes) == ((1, 28, 28), 10)
-    assert sum(found.count(k) for k in range(4)) == 40
-    assert len(found.held_out(99)[1]) == 10
+    result = population(str(tmp_path), partition="iid", clients=4)
+    assert (result.shape, result.classes) == ((1, 28, 28), 10)
+    assert sum(result.count(k) for k in range(4)) == 40
+    assert len(result.held_out(99)[1]) == 10
 
 
 def test_cifar_10_is_read_in_its_binary_version(tmp_path: Path) -> None:
     for name in ("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin"):
         rows = np.concatenate([(np.arange(20, dtype=np.uint8) % 10)[:, None], pixels(20, 3072)], 1)
         (tmp_path / name).write_bytes(rows.tobytes())
-    found = population(str(tmp_path), partition="iid", clients=4)
-    assert (found.shape, found.classes) == ((3, 32, 32), 10)
+    result = population(str(tmp_path), partition="iid", clients=4)
+    assert (result.shape, result.classes) == ((3, 32, 32), 10)
     raw = np.frombuffer((tmp_path / "test_batch.bin").read_bytes(), np.uint8).reshape(20, 3073)
-    x, labels = found.held_out(99)
+    x, labels = result.held_out(99)
     assert np.array_equal(np.round((x.reshape(20, -1) + 1) * 127.5).astype(np.uint8), raw[:, 1:])
     assert np.array_equal(labels, raw[:, 0])
 
@@ -161,9 +161,9 @@ def test_folders_named_by_class_are_resized_and_cropped(tmp_path: Path) -> None:
     for k in range(12):
         picture(tmp_path / "red" / f"{k}.png", (64, 48), (255, 0, 0))
         picture(tmp_path / "blue" / f"{k}.jpg", (40, 90), (0, 0, 255))
-    found = population(str(tmp_path), partition="iid", clients=3)
-    assert (found.shape, found.classes) == ((3, 32, 32), 2)
-    x, labels = found.samples(0)
+    result = population(str(tmp_path), partition="iid", clients=3)
+    assert (result.shape, result.classes) == ((3, 32, 32), 2)
+    x, labels = result.samples(0)
     assert np.array_equal(x[:, 0].mean((1, 2)) > 0, labels == 1)  # blue, red: by name
 
 
@@ -178,18 +178,18 @@ def test_leaf_json_keeps_its_users_and_its_split(tmp_path: Path) -> None:
     for part, users in (("train", {"a": 6, "b": 4}), ("test", {"c": 5})):
         (tmp_path / part).mkdir()
         (tmp_path / part / "all.json").write_bytes(leaf(users, lambda u, k: [k / 10] * 784))
-    found = population(str(tmp_path))
-    assert (found.clients, found.shape) == (2, (1, 28, 28))
-    assert [found.count(k) for k in range(2)] == [6, 4]
-    assert len(found.held_out(99)[1]) == 5
+    result = population(str(tmp_path))
+    assert (result.clients, result.shape) == (2, (1, 28, 28))
+    assert [result.count(k) for k in range(2)] == [6, 4]
+    assert len(result.held_out(99)[1]) == 5
 
 
 def test_leafs_celeba_finds_its_images(tmp_path: Path) -> None:
     for k in range(6):
         picture(tmp_path / "raw" / "img_align_celeba" / f"{k}.jpg", (178, 218), (40 * k, 0, 0))
     (tmp_path / "all_data.json").write_bytes(leaf({"a": 3, "b": 3}, lambda u, k: f"{k + 3 * (u == 'b')}.jpg"))
-    found = population(str(tmp_path / "all_data.json"), held_out=0.5)
-    assert (found.clients, found.shape) == (1, (3, 32, 32))
+    result = population(str(tmp_path / "all_data.json"), held_out=0.5)
+    assert (result.clients, result.shape) == (1, (3, 32, 32))
 
 
 def test_raw_celeba_is_split_by_leafs_rules(tmp_path: Path) -> None:
@@ -203,17 +203,17 @@ def test_raw_celeba_is_split_by_leafs_rules(tmp_path: Path) -> None:
             attributes.append(f"{name} -1 {1 if k % 2 else -1} 1")
     (tmp_path / "identity_CelebA.txt").write_text("\n".join(identities))
     (tmp_path / "list_attr_celeba.txt").write_text("\n".join(attributes))
-    found = population(str(tmp_path))
-    assert found.clients == 8
-    assert len(found.held_out(99)[1]) == 12
-    assert [found.count(k) for k in range(8)] == [6] * 8
-    assert found.samples(0)[1].tolist() == [0, 1, 0, 1, 0, 1]
+    result = population(str(tmp_path))
+    assert result.clients == 8
+    assert len(result.held_out(99)[1]) == 12
+    assert [result.count(k) for k in range(8)] == [6] * 8
+    assert result.samples(0)[1].tolist() == [0, 1, 0, 1, 0, 1]
     import random
 
     chosen = sorted(random.Random(1549775860).sample(range(10), 8))
-    assert isinstance(found, Dealt)
-    assert found.table.users is not None
-    assert sorted({int(found.table.users[found._order[found._bounds[k]]]) for k in range(8)}) == chosen
+    assert isinstance(result, PartitionedTable)
+    assert result.table.users is not None
+    assert sorted({int(result.table.users[result._order[result._bounds[k]]]) for k in range(8)}) == chosen
 
 
 def test_a_factory_of_the_users_own() -> None:
@@ -287,7 +287,7 @@ def test_damaged_idx_and_cifar_get_one_sentence(tmp_path: Path) -> None:
         ("digits", {"held_out": 1.0}, "held_out must be between"),
         ("digits", {"clients": 0}, "clients must be at least 1"),
         ("faces", {"partition": "iid"}, "its partition is natural"),
-        (lambda: 3, {}, "returned int"),
+        (lambda: 3, {}, "must return .* got int"),
     ],
 )
 def test_a_bad_choice_gets_one_sentence(source: Any, options: dict[str, Any], sentence: str) -> None:

@@ -164,7 +164,7 @@ def test_a_model_is_the_same_for_the_same_seed() -> None:
         ("resnet18", (64,), "takes images"),
         ("nowhere:factory", (3,), "cannot be imported"),
         ("qafel.tasks.models:MODELS", (3,), "is not a function"),
-        (lambda: 3, (3,), "not an nn.Module"),
+        (lambda: 3, (3,), "must return an nn.Module, got int"),
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), (3,), "use GroupNorm"),
         (lambda: nn.Identity(), (3,), "no parameters"),
     ],

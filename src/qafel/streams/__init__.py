@@ -1,8 +1,8 @@
-"""Random streams: every random number comes from a stream with a name, never from global state.
+"""Random streams: every random number comes from a named stream, never from global state.
 
-``derive(seed, "train", client, task)`` names a child seed; the same names give the same numbers on every
-machine and in any order of execution. ``keys`` turns a seed into the two keys of the counter-based generator
-in ``streams.kernels``, which gives coordinate i its own 16 random bits without touching its neighbours.
+``derive(seed, "train", client, task)`` returns the seed of a stream. The same names give the same numbers on
+every machine and in any order of execution. ``keys`` turns a seed into the two keys of the counter-based
+generator in ``streams.kernels``, which computes the 16 random bits of coordinate i from i alone.
 """
 
 import numpy as np
@@ -29,5 +29,5 @@ def keys(seed: int) -> tuple[np.uint32, np.uint32]:
 
 
 def generator(seed: int, *names: int | str) -> np.random.Generator:
-    """A numpy generator of the stream called ``names`` under ``seed``, for everything but coding."""
+    """A numpy generator of the stream called ``names`` under ``seed``; quantizers use ``keys`` instead."""
     return np.random.Generator(np.random.Philox(key=derive(seed, *names)))

@@ -14,7 +14,7 @@ U64 = np.uint64
 
 @njit(nogil=True, cache=True)
 def fill(words, first, key0, key1):
-    """Words ``first, first + 1, …`` of the stream into ``words``."""
+    """Write words ``first, first + 1, …`` of the stream into ``words``."""
     for k in range(np.uintp(words.size)):
         h = U32(U32(first + U32(k)) + key0)
         h = U32(h ^ (h >> U32(16)))
@@ -27,19 +27,20 @@ def fill(words, first, key0, key1):
 
 @njit(nogil=True, cache=True)
 def subset(indices, size, key0, key1):
-    """A uniformly random sorted subset of ``range(size)`` into ``indices`` (Knuth's selection sampling).
+    """Write a uniformly random sorted subset of ``range(size)`` into ``indices``.
 
-    Position i is taken with probability (still wanted) / (still there), from 53 random bits of its own.
+    This is Knuth's selection sampling: position i is selected with probability (still needed) / (still
+    available), from 53 random bits of its own.
     """
     words = np.empty(4096, U32)
-    wanted = indices.size
-    found = 0
+    needed = indices.size
+    selected = 0
     for start in range(0, size, 2048):
         fill(words, U32(2 * start), key0, key1)
         for j in range(min(2048, size - start)):
-            if found == wanted:
+            if selected == needed:
                 return
             bits = (U64(words[2 * j]) << U64(21)) ^ (U64(words[2 * j + 1]) >> U64(11))
-            if np.float64(bits) * 2.0**-53 * (size - start - j) < wanted - found:
-                indices[found] = start + j
-                found += 1
+            if np.float64(bits) * 2.0**-53 * (size - start - j) < needed - selected:
+                indices[selected] = start + j
+                selected += 1

@@ -1,1 +1,1 @@
-"""What is learned: models, data, and local training. PyTorch lives here."""
+"""Learning problems: models, data and local training. Only this package imports PyTorch."""

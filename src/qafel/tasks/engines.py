@@ -1,10 +1,10 @@
-"""Engines: what computes a gradient and scores, from a flat vector.
+"""Engines: they compute gradients and scores of a model whose parameters are a flat vector.
 
-    plain     PyTorch, operation by operation
-    compile   PyTorch through torch.compile, for every batch size at once; needs a C++ compiler
-    kernel    the paper's CNN by hand (``qafel.tasks.cnn``)
+    plain     PyTorch, one operation after the other
+    compile   PyTorch with torch.compile, compiled once for all batch sizes; needs a C++ compiler
+    kernel    hand-written kernels for the paper's CNN (``qafel.tasks.cnn``)
 
-Each gives the same gradient up to rounding, and the same bits every time on the same machine.
+All engines return the same gradient up to rounding. Each returns the same bits every time on one machine.
 """
 
 import os
@@ -27,19 +27,19 @@ ENGINES = ("auto", "kernel", "plain", "compile")
 
 
 class Engine(Protocol):
-    """Gradients and scores of one model."""
+    """Computes gradients and scores of one model."""
 
     name: str
 
     def gradient(self, y: Vector, x: Vector, labels: Labels, seed: int) -> tuple[Vector, float]:
-        """The gradient of the mean loss at ``y``, which the caller may change, and the loss."""
+        """The gradient of the mean loss at ``y``, and the loss; the caller may modify the gradient."""
 
     def scores(self, y: Vector, x: Vector) -> Vector:
-        """The outputs of the model at ``y``."""
+        """The outputs of the model with parameters ``y``, one row per sample."""
 
 
 class Kernel:
-    """The paper's CNN by hand."""
+    """The hand-written kernels of the paper's CNN."""
 
     name = "kernel"
 
@@ -56,7 +56,7 @@ class Kernel:
 
 
 class Torch:
-    """PyTorch's autograd; the parameters are views of one flat tensor."""
+    """PyTorch's autograd. The module's parameters are views of one flat tensor."""
 
     name = "plain"
 
@@ -95,8 +95,9 @@ class Torch:
         return out
 
     def compile(self, shape: tuple[int, ...], batch: int) -> None:
-        """Compile for every batch size; for the same code everywhere, the first batch is the same
-        everywhere.
+        """Compile the module once for all batch sizes.
+
+        The first batch decides what torch.compile generates, so it has the same size in every process.
         """
         torch._inductor.config.compile_threads = 1
         compiled, size = torch.compile(self.module), max(batch, 2)
@@ -107,7 +108,7 @@ class Torch:
         self._compiled, self.name = compiled, "compile"
 
     def _seed(self, seed: int) -> None:
-        """What dropout draws from; torch.manual_seed would take longer than a small model's gradient."""
+        """Seed dropout. On the CPU torch.manual_seed would take longer than the gradient of a small model."""
         if self.device.type == "cpu":
             torch.default_generator.manual_seed(seed)
         else:
@@ -123,7 +124,7 @@ class Torch:
 
 
 def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The mean loss: logistic for one output, cross-entropy for more."""
+    """The mean loss: logistic for one output, cross-entropy for two or more."""
     if outputs.ndim == 2 and outputs.shape[1] == 1:
         return functional.binary_cross_entropy_with_logits(outputs[:, 0], labels.to(outputs.dtype))
     return functional.cross_entropy(outputs, labels)
@@ -141,32 +142,35 @@ def evaluate(outputs: Vector, labels: Labels) -> dict[str, float]:
 
 
 def engine(name: str, module: nn.Module, shape: tuple[int, ...], batch: int, device: str = "cpu") -> Engine:
-    """The engine called ``name``; ``auto`` takes the kernel where there is one."""
+    """The engine called ``name``; ``auto`` is the kernel for the model cnn on the CPU, else plain.
+
+    Raises ConfigError if the name is unknown or the model, device or machine does not support the engine.
+    """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
     is_cnn = isinstance(module, models.Cnn) and device == "cpu"
     if name == "kernel" and not is_cnn:
         raise ConfigError(
-            "the engine kernel is for the model cnn on the device cpu; use auto, plain or compile"
+            "the engine kernel is for the model cnn on the device cpu only; use auto, plain or compile"
         )
     if isinstance(module, models.Cnn) and is_cnn and name in ("auto", "kernel"):
         return Kernel(module)
     if name == "compile" and not compiler():
-        raise ConfigError("the engine compile needs a C++ compiler, and there is none; use the engine plain")
+        raise ConfigError("the engine compile needs a C++ compiler; install one or use the engine plain")
     check_device(device)
-    made = Torch(module, device)
+    result = Torch(module, device)
     if name == "compile":
-        made.compile(shape, batch)
-    return made
+        result.compile(shape, batch)
+    return result
 
 
 def compiler() -> str | None:
-    """The C++ compiler that torch.compile would use."""
+    """The path of the C++ compiler that torch.compile would use; None if there is none."""
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))), None)
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError unless the device exists."""
+    """Raise ConfigError unless PyTorch can use the device on this machine."""
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind, _, index = device.partition(":")
     if kind not in available or not (index.isdigit() or ":" not in device):

@@ -1,4 +1,4 @@
-"""A learner: a population, a model and local SGD, ready to be trained on one core."""
+"""The learner: a population, a model and local SGD, combined into one learning problem."""
 
 import ctypes
 import sys
@@ -19,7 +19,7 @@ CHUNK = 64
 class Learner:
     """A learning problem: x⁰, the clients' deltas, and metrics on held-out samples.
 
-    It is made in one process and used in forked ones, which share its memory; each calls ``prepare``.
+    It is created in one process and used in its forks, which share its memory. Each fork calls ``prepare``.
     """
 
     def __init__(
@@ -38,9 +38,7 @@ class Learner:
         self.population, self.sgd, self.clients = population, sgd, population.clients
         self._held_x, self._held_labels = population.held_out(held_out_samples)
         if not len(self._held_labels):
-            raise ConfigError(
-                "the data has no held-out samples, which are needed to evaluate; raise held_out"
-            )
+            raise ConfigError("the data has no held-out samples, which the evaluation needs; raise held_out")
         module = models.model(model, population.shape, population.classes, seed)
         self._module = module
         self.layout: Layout = models.layout(module)
@@ -58,7 +56,7 @@ class Learner:
             torch.set_num_threads(threads)
 
     def _check(self, population: Population) -> None:
-        """Try the model on one sample, so that errors show before the run starts."""
+        """Try the model on one sample, so that errors are raised before the run starts."""
         import torch
 
         before = [b.clone() for b in self._module.buffers()]
@@ -69,7 +67,7 @@ class Learner:
             buffers = [b.clone() for b in self._module.buffers()]
             if not all(map(torch.equal, before, buffers)):
                 raise ConfigError(
-                    "the model changes its buffers in training, and buffers are not sent; use GroupNorm"
+                    "the model changes its buffers in training; buffers are not sent, so use GroupNorm"
                 )
         except ConfigError:
             raise
@@ -81,8 +79,8 @@ class Learner:
         width = outputs.shape[1] if outputs.ndim == 2 else 0
         if width < 1 or (width == 1 and population.classes > 2) or (width > 1 and population.classes > width):
             raise ConfigError(
-                f"the model's output has the shape {outputs.shape[1:]}, and the data has labels up to "
-                f"{population.classes - 1}"
+                f"the model must have one output per class ({population.classes}), or one output for two "
+                f"classes, got outputs of shape {outputs.shape[1:]}"
             )
 
     @property
@@ -92,7 +90,7 @@ class Learner:
 
     @property
     def chunks(self) -> int:
-        """The number of parts that the held-out samples are cut into."""
+        """The number of chunks that the held-out samples are cut into."""
         return -(-self.held_out // CHUNK)
 
     def prepare(self) -> None:
@@ -118,7 +116,7 @@ class Learner:
         return self.sgd.delta(self._engine, *samples, task)
 
     def evaluate(self, x: Vector, chunk: int) -> dict[str, float]:
-        """Metrics of a part of the held-out samples, each summed over its samples."""
+        """Metrics on one chunk of the held-out samples, each summed over the samples of the chunk."""
         from qafel.tasks.engines import evaluate
 
         rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
@@ -131,7 +129,7 @@ class Learner:
 
 
 def keep_memory() -> None:
-    """Let malloc keep large blocks: new pages for every tensor cost a third of the time."""
+    """Let malloc reuse large blocks; otherwise every tensor gets new pages, which takes much of the time."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):

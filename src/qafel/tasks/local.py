@@ -1,11 +1,11 @@
-"""Local training: P steps of SGD on a client's samples, and the delta they make.
+"""Local training: P steps of SGD on a client's samples.
 
     g ← ∇f(y; batch) + weight_decay·y + prox·(y − y_0)
     m ← local_momentum·m + g
     y ← y − η_ℓ·m
 
-The delta is summed up by itself, not taken as y_P − y_0: with η_ℓ = 1e-6 that difference of two float32
-models would lose most of it.
+The steps are accumulated into the delta. Computing y_P − y_0 at the end would lose most of it for small
+learning rates (η_ℓ = 1e-6), because both models are float32.
 """
 
 from collections.abc import Iterator
@@ -22,32 +22,32 @@ from qafel.vectors import Vector, is_finite
 
 
 class LocalSgd(msgspec.Struct, frozen=True):
-    """The knobs of local training."""
+    """The settings of local training."""
 
     rate: float
     batch_size: int = 32
     epochs: int = 1
     steps: int | None = None
-    """P; passes over the data (``epochs``) when left out."""
+    """P, the number of local steps; None: ``epochs`` passes over the client's samples."""
     momentum: float = 0.0
     weight_decay: float = 0.0
     prox: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < np.inf:
-            raise ConfigError(f"local_rate must be positive and finite, not {self.rate}")
+            raise ConfigError(f"local_rate must be positive and finite, got {self.rate}")
         for name in ("batch_size", "epochs", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
+                raise ConfigError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.momentum < 1:
-            raise ConfigError(f"local_momentum must be at least 0 and below 1, not {self.momentum}")
+            raise ConfigError(f"local_momentum must be at least 0 and below 1, got {self.momentum}")
         for name in ("weight_decay", "prox"):
             if not 0 <= getattr(self, name) < np.inf:
-                raise ConfigError(f"{name} must be finite and not negative, and it is {getattr(self, name)}")
+                raise ConfigError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
 
     def batches(self, count: int, task: Task) -> Iterator[slice | npt.NDArray[np.int64]]:
-        """The samples of each step: shuffled passes, cut into batches."""
+        """The rows of each step's batch, from passes over the samples that are shuffled anew each time."""
         per_pass = -(-count // self.batch_size)
         steps = self.epochs * per_pass if self.steps is None else self.steps
         order: npt.NDArray[np.int64] | None = None
@@ -62,7 +62,10 @@ class LocalSgd(msgspec.Struct, frozen=True):
             yield order[first : first + self.batch_size]
 
     def delta(self, engine: Engine, x: Vector, labels: Labels, task: Task) -> Vector:
-        """y_P − y_0 from y_0 = ``task.x`` on the samples ``x``."""
+        """Train from y_0 = ``task.x`` on the samples ``x`` and return y_P − y_0.
+
+        Raises DivergenceError if a loss or gradient is not finite.
+        """
         delta: Vector | None = None
         velocity: Vector | None = None
         for p, rows in enumerate(self.batches(len(labels), task)):
@@ -70,9 +73,9 @@ class LocalSgd(msgspec.Struct, frozen=True):
             g, loss = engine.gradient(y, x[rows], labels[rows], derive(task.seed, "gradient", p))
             if not (np.isfinite(loss) and is_finite(g)):
                 raise DivergenceError(
-                    f"the model's loss or gradient is not finite on client {task.client} "
+                    f"the loss or the gradient is not finite on client {task.client} "
                     f"(task {task.task}, version {task.version}); lower local_rate or server_rate, "
-                    "or look at the model and the data"
+                    "or check the model and the data"
                 )
             if self.weight_decay:
                 g += np.float32(self.weight_decay) * y

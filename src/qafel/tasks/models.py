@@ -1,7 +1,7 @@
-"""Models by name, as ``nn.Module``s; a model of your own is ``package.module:factory`` or the factory itself.
+"""Models by name, as ``nn.Module``s; for your own model pass ``package.module:factory`` or the factory.
 
-A factory is called with as many of (input shape, number of classes) as it takes. A model with one output is
-trained as a logistic regression, every other one with the cross-entropy of its outputs.
+A factory takes none, one or both of (input shape, number of classes). A model with one output is trained with
+the logistic loss, every other model with the cross-entropy of its outputs.
 """
 
 import importlib
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 
 
 class Cnn(nn.Module):
-    """The paper's CNN: four times convolution, one shared group norm, ReLU, pooling; dropout; linear."""
+    """The paper's CNN: four layers of convolution, a shared group norm, ReLU and pooling; dropout; linear."""
 
     def __init__(self, colours: int = 3, size: int = 32, classes: int = 2, dropout: float = 0.1) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Cnn(nn.Module):
         self.linear = nn.Linear(cnn.CHANNELS * cnn.side(size) ** 2, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores; gray images are taken as every colour."""
+        """Scores; the channel of a gray image is used for every colour."""
         if x.shape[1] != self.shape[0]:
             x = x.expand(-1, self.shape[0], -1, -1)
         for conv in (self.conv0, self.conv1, self.conv2, self.conv3):
@@ -71,14 +71,14 @@ class _Block(nn.Module):
 
 def _cnn(shape: Shape, classes: int) -> nn.Module:
     if len(shape) != 3 or shape[1] != shape[2]:
-        raise ConfigError(f"the model cnn takes square images, and the data has the shape {shape}")
+        raise ConfigError(f"the model cnn takes square images, got samples of shape {shape}")
     return Cnn(max(3, shape[0]), shape[1], classes)
 
 
 def _resnet18(shape: Shape, classes: int) -> nn.Module:
     """ResNet-18 for small images (a 3×3 stem), with group norm."""
     if len(shape) != 3:
-        raise ConfigError(f"the model resnet18 takes images, and the data has the shape {shape}")
+        raise ConfigError(f"the model resnet18 takes images, got samples of shape {shape}")
     widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
     blocks = [_Block(widths[k], widths[k + 1], 2 if k in (2, 4, 6) else 1) for k in range(8)]
     stem = [nn.Conv2d(shape[0], 64, 3, padding=1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
@@ -87,9 +87,7 @@ def _resnet18(shape: Shape, classes: int) -> nn.Module:
 
 def _logistic(shape: Shape, classes: int) -> nn.Module:
     if classes != 2:
-        raise ConfigError(
-            f"the model logistic tells 2 classes apart, and the data has {classes}; use softmax"
-        )
+        raise ConfigError(f"the model logistic needs 2 classes, got {classes}; use softmax")
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 1))
 
 
@@ -117,38 +115,41 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 }
 
 
-def imported(name: str, what: str) -> Callable[..., Any]:
-    """The object that ``package.module:name`` names; modules in the working directory are found, too."""
+def import_factory(name: str, what: str) -> Callable[..., Any]:
+    """Import the function ``package.module:name``; the working directory is searched, too."""
     module, _, attribute = name.partition(":")
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever importing a user's module raises
+        factory = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a user's module can raise anything
         raise ConfigError(
-            f"the {what} {name!r} cannot be imported ({error}); it is package.module:factory"
+            f"the {what} {name!r} cannot be imported ({error}); write it as package.module:factory"
         ) from error
     finally:
         sys.path.remove(here)
-    if not callable(found):
+    if not callable(factory):
         raise ConfigError(f"the {what} {name!r} is not a function")
-    return found  # type: ignore[no-any-return]
+    return factory  # type: ignore[no-any-return]
 
 
-def call(factory: Callable[..., Any], what: str, *arguments: Any) -> Any:
-    """Call a user's factory with as many of the arguments as it takes."""
+def call_factory(factory: Callable[..., Any], what: str, *arguments: Any) -> Any:
+    """Call a user's factory with the first arguments, as many as it takes."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-        taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        every = any(p.kind == p.VAR_POSITIONAL for p in parameters)
-        return factory(*(arguments if every else arguments[: len(taken)]))
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        takes_all = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+        return factory(*(arguments if takes_all else arguments[: len(positional)]))
     except Exception as error:
-        said = " ".join(str(error).split())[:300]
-        raise ConfigError(f"the {what} factory failed: {type(error).__name__}: {said}") from error
+        message = " ".join(str(error).split())[:300]
+        raise ConfigError(f"the {what} factory failed: {type(error).__name__}: {message}") from error
 
 
 def model(name: str | Callable[..., Any], shape: Shape, classes: int, seed: int) -> nn.Module:
-    """The model called ``name`` for data of this kind, initialised from ``seed``."""
+    """The model called ``name`` for samples of this shape, initialised from ``seed``.
+
+    Raises ConfigError if it is unknown, not an ``nn.Module``, or cannot be trained without sending buffers.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "model"))
         if isinstance(name, str) and ":" not in name:
@@ -156,29 +157,29 @@ def model(name: str | Callable[..., Any], shape: Shape, classes: int, seed: int)
                 raise ConfigError(
                     f"unknown model {name!r}; known are {', '.join(MODELS)}, or package.module:factory"
                 )
-            made: Any = MODELS[name](shape, classes)
+            module: Any = MODELS[name](shape, classes)
         else:
-            factory = imported(name, "model") if isinstance(name, str) else name
-            made = call(factory, "model", shape, classes)
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"the model factory returned {type(made).__name__}, not an nn.Module")
-    for part in made.modules():
+            factory = import_factory(name, "model") if isinstance(name, str) else name
+            module = call_factory(factory, "model", shape, classes)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"the model factory must return an nn.Module, got {type(module).__name__}")
+    for part in module.modules():
         if getattr(part, "track_running_stats", False):
             raise ConfigError(
                 f"the model has running statistics ({type(part).__name__}), which are not sent; use GroupNorm"
             )
-    if not any(p.requires_grad for p in made.parameters()):
+    if not any(p.requires_grad for p in module.parameters()):
         raise ConfigError("the model has no parameters to train")
-    return made.float()
+    return module.float()
 
 
 def layout(module: nn.Module) -> Layout:
-    """Where each parameter lives in the flat vector."""
+    """The layout of the trained parameters in the flat vector."""
     return Layout.of({name: tuple(p.shape) for name, p in trained(module)})
 
 
 def flat(module: nn.Module) -> Vector:
-    """The parameters as one vector."""
+    """The trained parameters as one vector."""
     return np.concatenate([p.detach().cpu().numpy().ravel() for _, p in trained(module)])
 
 

@@ -1,8 +1,7 @@
-"""The paper's CNN by hand: the same gradient as PyTorch's, several times as fast on one core, no compiler
-needed.
+"""The paper's CNN with hand-written kernels: PyTorch's gradient, several times as fast on one core.
 
-The gradient by the biases of the convolutions is zero: the norm after them takes every constant away.
-(PyTorch returns rounding noise there.)
+No compiler is needed. The gradient with respect to the biases of the convolutions is exactly zero, because
+the group norm after a convolution removes every constant; PyTorch returns rounding noise there.
 """
 
 from typing import Any
@@ -17,29 +16,29 @@ CHANNELS = 32
 
 
 def shapes(colours: int, size: int, classes: int) -> dict[str, tuple[int, ...]]:
-    """The parameters of the CNN, in order."""
-    found: dict[str, tuple[int, ...]] = {}
+    """The shapes of the CNN's parameters, in order."""
+    result: dict[str, tuple[int, ...]] = {}
     for k, channels in enumerate((colours, *(CHANNELS,) * 3)):
-        found[f"conv{k}.weight"] = (CHANNELS, channels, 3, 3)
-        found[f"conv{k}.bias"] = (CHANNELS,)
-    found |= {"norm.weight": (CHANNELS,), "norm.bias": (CHANNELS,)}
+        result[f"conv{k}.weight"] = (CHANNELS, channels, 3, 3)
+        result[f"conv{k}.bias"] = (CHANNELS,)
+    result |= {"norm.weight": (CHANNELS,), "norm.bias": (CHANNELS,)}
     features = CHANNELS * side(size) ** 2
-    return found | {"linear.weight": (classes, features), "linear.bias": (classes,)}
+    return result | {"linear.weight": (classes, features), "linear.bias": (classes,)}
 
 
 def side(size: int) -> int:
-    """The side of the last layer's output: each layer adds two and halves."""
+    """The side of the last layer's output: each layer adds two, then halves."""
     for _ in range(4):
         size = (size + 2) // 2
     return size
 
 
 LAYOUT = vectors.Layout.of(shapes(3, 32, 2))
-"""The paper's CNN on its 32 × 32 colour images: 29,282 parameters."""
+"""The layout of the paper's CNN for 32 × 32 colour images: 29,282 parameters."""
 
 
 class Cnn:
-    """Room to compute in, for images of one size; not to be shared between threads."""
+    """The CNN for images of one size, with its work memory; an object must not be shared between threads."""
 
     def __init__(self, colours: int = 3, size: int = 32, classes: int = 2, dropout: float = 0.1) -> None:
         self.layout = vectors.Layout.of(shapes(colours, size, classes))
@@ -50,7 +49,7 @@ class Cnn:
             sizes.append((sizes[-1] + 2) // 2)
         pooled = [(side, side, CHANNELS) for side in sizes[1:]]
         self._channels = channels
-        self._room: tuple[Any, ...] = (
+        self._memory: tuple[Any, ...] = (
             tuple(_zeros(h + 4, h + 4, c) for h, c in zip(sizes, channels, strict=False)),
             tuple(_zeros(h + 2, h + 2, CHANNELS) for h in sizes[:4]),
             tuple(_zeros(4, CHANNELS) for _ in range(4)),
@@ -68,7 +67,7 @@ class Cnn:
     def gradient(
         self, y: Vector, images: Vector, labels: npt.NDArray[np.int64], rng: np.random.Generator
     ) -> tuple[Vector, float]:
-        """The gradient of the mean cross-entropy at ``y``, with dropout from ``rng``; and the loss."""
+        """The gradient of the mean cross-entropy at ``y``, with dropout from ``rng``, and the loss."""
         from qafel.tasks.cnn import kernels
 
         keep = np.ones((len(images), self.features), np.float32)
@@ -83,7 +82,7 @@ class Cnn:
             labels,
             keep,
             self._model(y),
-            self._room,
+            self._memory,
             (weights, gamma, beta, last, last_bias),
         )
         parts: list[Vector] = []
@@ -97,11 +96,11 @@ class Cnn:
         from qafel.tasks.cnn import kernels
 
         out = _zeros(len(images), self.classes)
-        kernels.scores(np.ascontiguousarray(images, np.float32), self._model(y), self._room, out)
+        kernels.scores(np.ascontiguousarray(images, np.float32), self._model(y), self._memory, out)
         return out
 
     def _model(self, y: Vector) -> tuple[Any, ...]:
-        """The parameters in the order that the kernels read them in."""
+        """The parameters in the memory order of the kernels."""
         tensors = self.layout.unflatten(y)
         weights = [tensors[f"conv{k}.weight"] for k in range(4)]
         straight = [w.transpose(2, 3, 1, 0).reshape(3, -1, CHANNELS) for w in weights]

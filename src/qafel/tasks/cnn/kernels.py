@@ -1,8 +1,8 @@
-"""The paper's CNN, forward and backward, one image at a time, so that all of it stays in the cache.
+"""The paper's CNN, forward and backward, one image at a time, so that its activations stay in the cache.
 
-Images and activations are [row, column, channel] with a border of two zeros; a layer is convolution, group
-norm with one group per channel, ReLU, max-pool by two. Pooling is fused with the two before it: the largest
-of four normalised numbers is kept with its place, and backward only that place gets a gradient.
+Images and activations are [row, column, channel] with a border of two zeros. A layer is a convolution, a
+group norm with one group per channel, ReLU, and max-pooling by two. Norm, ReLU and pooling are fused: the
+largest of four normalised numbers is stored with its position, and only that position gets a gradient.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ _options = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"
 def _products(
     source, row, height_step, step, weights, weight_row, start, start_step, out, height, rows, count
 ):
-    """``height`` rows of 32 sums, in tiles; weights and sums are rows of 32."""
+    """Compute ``height`` rows of 32 sums in tiles; weights and sums have rows of 32."""
     n = CHANNELS
     for half in range(2):
         w, s, o = weights + 64 * half, start + 64 * half, out + 64 * half
@@ -50,7 +50,7 @@ def _products(
 
 @njit(**_options)
 def _fold(sums, width, out):
-    """Sums of every column of a row to sums of every channel."""
+    """Add the sums of all columns of a row, which gives one sum per channel."""
     for k in range(CHANNELS):
         out[U(k)] = F32(0)
     for x in range(width):
@@ -60,7 +60,7 @@ def _fold(sums, width, out):
 
 @njit(**_options)
 def _convolve(padded, weights, bias, z):
-    """Z = bias + weights * padded; rows of the border are skipped."""
+    """Compute z = bias + weights * padded; rows of the border are skipped, because they are zero."""
     height, width = z.shape[0], z.shape[1]
     inner, wide, c = padded.shape[0] - 4, padded.shape[1], padded.shape[2]
     for y in range(height):
@@ -113,7 +113,7 @@ def _forward(padded, weights, bias, gamma, beta, z, moments, peak, where, out, b
 
 @njit(**_options)
 def _pool(z, scale, shift, peak, where, out, border):
-    """The largest of four, where it was, and what it was before the norm."""
+    """Write the largest of four numbers, its position, and its value before the norm."""
     width, pooled, wide = z.shape[1], peak.shape[1], out.shape[1]
     zs, outs = z.reshape(z.size), out.reshape(out.size)
     peaks, places = peak.reshape(peak.size), where.reshape(where.size)
@@ -144,7 +144,10 @@ def _pool(z, scale, shift, peak, where, out, border):
 
 @njit(**_options)
 def _norm_backward(z, moments, peak, where, d_out, d_gamma, d_beta, sums, spread, s1, s2):
-    """Turn ``z`` into the gradient by z: a constant and a slope per channel, and the share of the peaks."""
+    """Replace ``z`` by the gradient with respect to z.
+
+    It is a constant and a slope per channel, plus the gradient of the pooled positions.
+    """
     height, width, tall, pooled = z.shape[0], z.shape[1], peak.shape[0], peak.shape[1]
     n, count = width * CHANNELS, F32(height * width)
     mean, inverse, scale = moments[0], moments[1], moments[2]
@@ -183,7 +186,7 @@ def _norm_backward(z, moments, peak, where, d_out, d_gamma, d_beta, sums, spread
 
 @njit(**_options)
 def _weights_backward(padded, z, d_weights):
-    """The gradient by the weights, added; ``z`` holds the gradient by z."""
+    """Add the gradient with respect to the weights; ``z`` holds the gradient with respect to z."""
     height, width = z.shape[0], z.shape[1]
     inner, wide, c = padded.shape[0] - 4, padded.shape[1], padded.shape[2]
     for ky in range(3):
@@ -207,7 +210,7 @@ def _weights_backward(padded, z, d_weights):
 
 @njit(**_options)
 def _inputs_backward(z, flipped, zero, d_input):
-    """The gradient by the layer's input; ``z`` holds the gradient by z."""
+    """Write the gradient with respect to the input; ``z`` holds the gradient with respect to z."""
     width = z.shape[1]
     for y in range(d_input.shape[0]):
         _products(
@@ -227,13 +230,13 @@ def _inputs_backward(z, flipped, zero, d_input):
 
 
 @njit(**_options)
-def _features(image, model, room):
-    """The four layers; the last one's output, flat, is in room's features."""
+def _features(image, model, memory):
+    """Compute the four layers; the output of the last one is in the features of ``memory``."""
     weights, _, biases, gamma, beta, _, _ = model
-    padded, zs, moments, peaks, wheres, features, _, sums, spread = room[:9]
+    padded, zs, moments, peaks, wheres, features, _, sums, spread = memory[:9]
     first = padded[0]
     for c in range(first.shape[2]):
-        source = min(c, image.shape[0] - 1)  # gray is every colour
+        source = min(c, image.shape[0] - 1)  # a gray image has the same value in every colour
         for y in range(image.shape[1]):
             for x in range(image.shape[2]):
                 first[y + 2, x + 2, c] = image[source, y, x]
@@ -257,12 +260,12 @@ def _features(image, model, room):
 
 
 @njit(**_options)
-def scores(images, model, room, out):
-    """The two (or more) scores of each image, without dropout."""
+def scores(images, model, memory, out):
+    """Write the scores of each image, without dropout."""
     weights, bias = model[5], model[6]
     for i in range(images.shape[0]):
-        _features(images[i], model, room)
-        features = room[5].reshape(room[5].size)
+        _features(images[i], model, memory)
+        features = memory[5].reshape(memory[5].size)
         for o in range(bias.size):
             total = bias[o]
             for k in range(features.size):
@@ -271,19 +274,19 @@ def scores(images, model, room, out):
 
 
 @njit(**_options)
-def gradient(images, labels, keep, model, room, grads):
-    """Add the gradient of the mean cross-entropy to ``grads``; the loss.
+def gradient(images, labels, keep, model, memory, grads):
+    """Add the gradient of the mean cross-entropy to ``grads`` and return the loss.
 
-    ``keep`` multiplies the features: dropout.
+    The features are multiplied by ``keep``, which implements dropout.
     """
     _, flipped, _, _, _, out_weights, out_bias = model
-    padded, zs, moments, peaks, wheres, last, d_outs, sums, spread, zero, s1, s2 = room
+    padded, zs, moments, peaks, wheres, last, d_outs, sums, spread, zero, s1, s2 = memory
     d_weights, d_gamma, d_beta, d_out_weights, d_out_bias = grads
     features, d_features = last.reshape(last.size), d_outs[3].reshape(last.size)
     p = np.empty(out_bias.size, F32)
     loss, n = 0.0, images.shape[0]
     for i in range(n):
-        _features(images[i], model, room)
+        _features(images[i], model, memory)
         for k in range(features.size):
             features[k] *= keep[i, k]
             d_features[k] = F32(0)

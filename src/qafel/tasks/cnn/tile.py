@@ -1,14 +1,14 @@
 # ruff: noqa: ARG001 (an intrinsic's arguments are read in its codegen)
-"""The inner loops of the CNN kernel as LLVM vectors: numba's vectoriser does not keep sums in registers.
+"""The inner loops of the CNN kernels as LLVM vectors, because numba does not keep the sums in registers.
 
-``tile1`` and ``tile4`` to ``tile7`` are one register tile of a matrix product, 16 columns wide and that many
-rows high:
+``tile1`` and ``tile4`` to ``tile7`` compute a register tile of a matrix product, 16 columns wide and that
+many rows high:
 
     out[h, :] = start[h, :] + Σ_r Σ_j source[r·row + h·height_step + j·step]
                                       · weights[r·weight_row + j·weight_step + :]
 
-Convolution forward, its gradient by the input and its gradient by the weights are all this one sum with
-other steps. Addresses are in bytes, steps in floats. Seven rows of sixteen fit the registers of AVX2, too.
+A convolution and its gradients with respect to input and weights are this sum with different steps. Addresses
+are in bytes, steps in floats. Seven rows of sixteen also fit into the registers of AVX2.
 """
 
 from llvmlite import ir
@@ -34,7 +34,7 @@ def _load(builder, address, kind=_VECTOR):
 
 
 def _fused(builder):
-    """The multiply-add of vectors; where a machine has none, a multiplication and an addition."""
+    """The multiply-add of vectors; on a machine without it, LLVM multiplies and adds."""
     name = "llvm.fmuladd.v16f32"
     known = builder.module.globals.get(name)
     return known or ir.Function(builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), name)
@@ -130,8 +130,9 @@ tile1, tile4, tile5, tile6, tile7 = map(_tile, (1, 4, 5, 6, 7))
 
 @intrinsic
 def unpool(_typing, where, gradient, scale, first, second):
-    """Add scale · gradient to that one of four cells, two at ``first`` and two at ``second``, that ``where``
-    names: the gradient of max-pooling, sixteen channels of 32 at once.
+    """The gradient of max-pooling, for sixteen of 32 channels at once.
+
+    Adds scale · gradient to one of four cells, two at ``first`` and two at ``second``; ``where`` selects it.
     """
 
     def codegen(context, builder, _signature, arguments):

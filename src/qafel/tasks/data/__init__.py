@@ -1,4 +1,4 @@
-"""Data by name: generated, bundled with scikit-learn, from files, or your own.
+"""Data by name: generated, from scikit-learn, from files, or from a function of yours.
 
 faces            generated (see ``faces``); the default
 digits           scikit-learn's 8×8 digits
@@ -17,7 +17,7 @@ import numpy as np
 from qafel.errors import ConfigError, MissingExtraError
 from qafel.tasks.data import cache, files, images
 from qafel.tasks.data.faces import Faces
-from qafel.tasks.data.table import Dealt, Population, Table
+from qafel.tasks.data.table import PartitionedTable, Population, Table
 
 Source = str | Callable[..., Any]
 
@@ -30,54 +30,57 @@ def population(
     held_out: float = 0.2,
     seed: int = 0,
 ) -> Population:
-    """The clients of a data set, and what is held out."""
+    """The clients of a data set and their samples, and the samples that are held out for evaluation."""
     if not 0 < held_out < 1:
-        raise ConfigError(f"held_out must be between 0 and 1, not {held_out}")
+        raise ConfigError(f"held_out must be between 0 and 1, got {held_out}")
     if clients is not None and clients < 1:
-        raise ConfigError(f"clients must be at least 1, not {clients}")
+        raise ConfigError(f"clients must be at least 1, got {clients}")
     if source == "faces":
         if partition != "natural":
-            raise ConfigError("the data faces comes with its users; its partition is natural")
+            raise ConfigError(f"the data faces has users, so its partition is natural, got {partition}")
         return Faces(clients, held_out, seed)
-    found = _own(source) if callable(source) or _is_factory(source) else load(source)
-    return Dealt(found, partition, clients, held_out, seed) if isinstance(found, Table) else found
+    data = _from_factory(source) if callable(source) or _is_factory(source) else load(source)
+    if isinstance(data, Table):
+        return PartitionedTable(data, partition, clients, held_out, seed)
+    return data
 
 
 def _is_factory(source: str) -> bool:
     return ":" in source and not Path(source).exists()
 
 
-def _own(source: Source) -> Table | Population:
-    from qafel.tasks.models import call, imported
+def _from_factory(source: Source) -> Table | Population:
+    from qafel.tasks.models import call_factory, import_factory
 
     name = source if isinstance(source, str) else "the data factory"
-    found = call(imported(source, "data") if isinstance(source, str) else source, "data")
-    needed = ("clients", "shape", "classes", "count", "samples", "held_out")
-    if isinstance(found, Table) or all(hasattr(found, name) for name in needed):
-        return found  # type: ignore[no-any-return]
-    if isinstance(found, tuple) and len(found) in (2, 3):
-        users = np.unique(found[2], return_inverse=True)[1] if len(found) == 3 else None
-        return Table(np.asarray(found[0]), np.asarray(found[1]), users, source=name)
+    factory = import_factory(source, "data") if isinstance(source, str) else source
+    data = call_factory(factory, "data")
+    required = ("clients", "shape", "classes", "count", "samples", "held_out")
+    if isinstance(data, Table) or all(hasattr(data, attribute) for attribute in required):
+        return data  # type: ignore[no-any-return]
+    if isinstance(data, tuple) and len(data) in (2, 3):
+        users = np.unique(data[2], return_inverse=True)[1] if len(data) == 3 else None
+        return Table(np.asarray(data[0]), np.asarray(data[1]), users, source=name)
     raise ConfigError(
-        f"{name} returned {type(found).__name__}; return (x, labels), (x, labels, users) or a Population"
+        f"{name} must return (x, labels), (x, labels, users) or a Population, got {type(data).__name__}"
     )
 
 
 def load(name: str) -> Table:
-    """A bundled data set or a file, as a table."""
+    """A data set of scikit-learn or a file, as a table."""
     if name in ("digits", "breast-cancer"):
         return _bundled(name)
     path = Path(name).expanduser()
     if not path.exists():
         raise ConfigError(
-            f"unknown data {name!r}: neither faces, digits, breast-cancer or module:factory, nor a file "
-            "that exists"
+            f"unknown data {name!r}; use faces, digits, breast-cancer, module:factory, or the path of a "
+            "file or folder"
         )
     return cache.cached(path, lambda: _reader(path)(path))
 
 
 def _reader(path: Path) -> Callable[[Path], Table]:
-    """Who reads this file or folder."""
+    """The function that reads this file or folder."""
     if path.is_file():
         suffixes = {".npz": files.npz, ".json": images.leaf}
         return suffixes.get(path.suffix.lower(), files.libsvm)

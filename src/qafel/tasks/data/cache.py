@@ -1,7 +1,7 @@
-"""Files that take long to read are read once, and kept as memory-mapped arrays.
+"""A cache of data files: each file is read once and stored as arrays that can be memory-mapped.
 
-The cache lies in ``QAFEL_CACHE``, or in the user's cache folder. An entry is named after the file's path,
-size and time of change, so a file that changes is read again.
+The cache is in the folder ``QAFEL_CACHE``, or in the user's cache folder. The name of an entry depends on the
+path, size and modification time of the file, so a file that was changed is read again.
 """
 
 import os
@@ -21,17 +21,17 @@ COLUMNS = ("x", "y", "users", "held")
 
 
 def folder() -> Path:
-    """Where the cache is."""
-    named = os.environ.get("QAFEL_CACHE")
+    """The folder of the cache."""
+    chosen = os.environ.get("QAFEL_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(named) if named else Path(base) / "qafel"
+    return Path(chosen) if chosen else Path(base) / "qafel"
 
 
 def cached(path: Path, read: Callable[[], Table]) -> Table:
-    """The table of ``path``: from the cache, or read now and kept."""
+    """The table of ``path`` from the cache; if it is not there, call ``read`` and store its table first."""
     entry = folder() / _key(path)
     if not (entry / "y.npy").exists():
-        _keep(read(), entry)
+        _store(read(), entry)
     columns = {
         name: np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False)
         for name in COLUMNS
@@ -40,24 +40,24 @@ def cached(path: Path, read: Callable[[], Table]) -> Table:
     return Table(columns["x"], columns["y"], columns.get("users"), columns.get("held"), source=str(path))
 
 
-def _keep(table: Table, entry: Path) -> None:
-    """Write an entry whole or not at all."""
+def _store(table: Table, entry: Path) -> None:
+    """Write an entry atomically."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        half = Path(tempfile.mkdtemp(dir=entry.parent, prefix="half-"))
+        partial = Path(tempfile.mkdtemp(dir=entry.parent, prefix="partial-"))
         try:
             for name in COLUMNS:
                 if getattr(table, name) is not None:
-                    np.save(half / f"{name}.npy", getattr(table, name), allow_pickle=False)
-            half.rename(entry)
+                    np.save(partial / f"{name}.npy", getattr(table, name), allow_pickle=False)
+            partial.rename(entry)
         except OSError:
-            shutil.rmtree(half, ignore_errors=True)
-            if not (entry / "y.npy").exists():  # else another process was faster
+            shutil.rmtree(partial, ignore_errors=True)
+            if not (entry / "y.npy").exists():  # otherwise another process has written the entry
                 raise
     except OSError as error:
         raise ConfigError(
-            f"cannot keep {table.source} in the cache {entry.parent} ({error.strerror or error}); "
-            "set QAFEL_CACHE to a folder with room"
+            f"cannot store {table.source} in the cache {entry.parent} ({error.strerror or error}); "
+            "set QAFEL_CACHE to a folder with enough space"
         ) from error
 
 

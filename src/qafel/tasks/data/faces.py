@@ -1,8 +1,8 @@
-"""``faces``: a data set shaped like CelebA that is drawn, not downloaded.
+"""``faces``: a generated data set with the structure of CelebA.
 
-Every user has a style (head, hair, colours, a resting mouth, a share of smiles) and 5 to 35 pictures in
-different poses, light and noise; the label says whether the face smiles. A user's pictures are drawn when
-they are asked for, from the seed and the user's number, so a million users cost nothing.
+Every user has a style (head, hair, colours, a resting mouth, a share of smiles) and 5 to 35 pictures that
+differ in pose, light and noise. The label is 1 if the face smiles. A user's pictures are generated on demand
+from the seed and the user's number, so that a million users need no memory.
 """
 
 import functools
@@ -15,28 +15,28 @@ from qafel.tasks.data.table import Labels, celeba_sizes
 from qafel.vectors import Vector
 
 USERS = 9_343
-"""Users of CelebA with at least five images: the default, 80 % to train on and 20 % held out."""
+"""The default number of users, as in CelebA with at least five images: 80 % train, 20 % are held out."""
 SIDE = 32
 
 
 class Faces:
-    """Users who are drawn on demand; the held-out ones are numbered after those who train."""
+    """Users whose pictures are generated on demand; held-out users have the numbers after the clients."""
 
     def __init__(self, clients: int | None = None, held_out: float = 0.2, seed: int = 0) -> None:
         self.clients = USERS - round(held_out * USERS) if clients is None else clients
         self.held = max(1, round(self.clients * held_out / (1 - held_out)))
         if self.clients + self.held >= 1 << 40:
-            raise ConfigError(f"{self.clients} clients are too many to number")
+            raise ConfigError(f"clients and held-out users must be below 2⁴⁰, got {self.clients + self.held}")
         self.shape: tuple[int, ...] = (3, SIDE, SIDE)
         self.classes = 2
         self._seed = derive(seed, "faces")
 
     def count(self, client: int) -> int:
-        """How many pictures a user has."""
+        """The number of pictures of a user."""
         return _size(self._seed, client)
 
     def samples(self, client: int) -> tuple[Vector, Labels]:
-        """Pictures and smiles of a user."""
+        """The pictures and labels of a user."""
         from qafel.tasks.data import kernels
 
         rng, count = generator(self._seed, "user", client), self.count(client)
@@ -45,15 +45,16 @@ class Faces:
         kernels.faces(u, *keys(derive(self._seed, "grain", client)), labels, out)
         return out, labels
 
-    def held_out(self, most: int) -> tuple[Vector, Labels]:
-        """Pictures of users who do not train."""
-        parts, found = [], 0
+    def held_out(self, max_samples: int) -> tuple[Vector, Labels]:
+        """At most ``max_samples`` pictures of held-out users, and their labels."""
+        parts, count = [], 0
         for user in range(self.clients, self.clients + self.held):
             parts.append(self.samples(user))
-            found += len(parts[-1][1])
-            if found >= most:
+            count += len(parts[-1][1])
+            if count >= max_samples:
                 break
-        return np.concatenate([x for x, _ in parts])[:most], np.concatenate([y for _, y in parts])[:most]
+        x, labels = (np.concatenate(column)[:max_samples] for column in zip(*parts, strict=True))
+        return x, labels
 
 
 @functools.lru_cache(1 << 16)

@@ -1,4 +1,4 @@
-"""Readers of files of samples: npz, LIBSVM, IDX, CIFAR-10. Each gives a Table, or one sentence."""
+"""Readers of data files: npz, LIBSVM, IDX, CIFAR-10. Each returns a Table or raises ConfigError."""
 
 import gzip
 import math
@@ -16,21 +16,22 @@ from qafel.tasks.data.table import Table, check_labels
 CIFAR_ROW = 1 + 3 * 32 * 32
 IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 IDX_NAMES = {False: "train", True: "t10k"}
-MOST_COLUMNS = 10_000_000
-MOST_NUMBERS = 1 << 30
-DAMAGED = (OSError, EOFError, zlib.error)
+MAX_COLUMNS = 10_000_000
+MAX_NUMBERS = 1 << 30
+READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
 def npz(path: Path) -> Table:
-    """Arrays ``x`` and ``y``, and ``users`` and ``held`` where there are."""
+    """The arrays ``x`` and ``y``, and optionally ``users`` and ``held``."""
     try:
         with np.load(path, allow_pickle=False) as file:
             columns = {name: file[name] for name in ("x", "y", "users", "held") if name in file}
-    except (*DAMAGED, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise broken(path, error) from error
+    except (*READ_ERRORS, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise unreadable(path, error) from error
     if not {"x", "y"} <= set(columns):
         raise ConfigError(
-            f"{path} must have the arrays x (samples) and y (labels); np.savez({path.name!r}, x=…, y=…)"
+            f"{path} must have the arrays x (samples) and y (labels); write it with "
+            f"np.savez({path.name!r}, x=…, y=…)"
         )
     if "users" in columns:
         columns["users"] = np.unique(columns["users"], return_inverse=True)[1].astype(np.int32)
@@ -45,7 +46,7 @@ def npz(path: Path) -> Table:
 
 
 def libsvm(path: Path) -> Table:
-    """Lines of ``label index:value …``, plain or gzipped; the labels, in order, become 0, 1, …"""
+    """Lines of ``label index:value …``, plain or gzipped; the sorted labels become 0, 1, …"""
     labels: list[float] = []
     rows: list[int] = []
     columns: list[int] = []
@@ -58,65 +59,72 @@ def libsvm(path: Path) -> Table:
                     continue
                 try:
                     label, pairs = float(words[0]), [word.split(":") for word in words[1:]]
-                    found = [(int(column), float(value)) for column, value in pairs]
+                    entries = [(int(column), float(value)) for column, value in pairs]
                 except ValueError:
                     raise ConfigError(f"line {number} of {path} is not 'label index:value …'") from None
-                if not math.isfinite(label) or any(not 1 <= k <= MOST_COLUMNS for k, _ in found):
+                if not math.isfinite(label) or any(not 1 <= k <= MAX_COLUMNS for k, _ in entries):
                     raise ConfigError(
-                        f"line {number} of {path} has a label or an index out of range; indices start at 1"
+                        f"line {number} of {path} has a label that is not finite, or an index out of range; "
+                        f"indices start at 1 and end at {MAX_COLUMNS}"
                     )
-                columns += [column - 1 for column, _ in found]
-                values += [value for _, value in found]
-                rows += [len(labels)] * len(found)
+                columns += [column - 1 for column, _ in entries]
+                values += [value for _, value in entries]
+                rows += [len(labels)] * len(entries)
                 labels.append(label)
-    except (*DAMAGED, UnicodeDecodeError) as error:
-        raise broken(path, error) from error
+    except (*READ_ERRORS, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from error
     if not columns:
         raise ConfigError(f"{path} has no samples; a LIBSVM file has lines of 'label index:value …'")
-    if len(labels) * (max(columns) + 1) > MOST_NUMBERS:
-        raise ConfigError(f"{path} has {len(labels)} samples of {max(columns) + 1} columns: too many to hold")
+    if len(labels) * (max(columns) + 1) > MAX_NUMBERS:
+        raise ConfigError(
+            f"{path} must have at most {MAX_NUMBERS} numbers, got {len(labels)} samples of "
+            f"{max(columns) + 1} columns"
+        )
     x = np.zeros((len(labels), max(columns) + 1), np.float32)
     x[rows, columns] = values
     return Table(x, np.unique(labels, return_inverse=True)[1], source=str(path))
 
 
 def idx(folder: Path) -> Table:
-    """The four files of MNIST and its kin: train-images-idx3-ubyte, …, plain or gzipped."""
+    """The four files of MNIST or Fashion-MNIST: train-images-idx3-ubyte, …, plain or gzipped."""
     parts: list[tuple[npt.NDArray[Any], ...]] = []
     for test in (False, True):
         images = _idx_file(_idx_path(folder, f"{IDX_NAMES[test]}-images-idx3-ubyte"))
         labels = _idx_file(_idx_path(folder, f"{IDX_NAMES[test]}-labels-idx1-ubyte"))
         if len(images) != len(labels) or images.shape[1:] != (parts[0][0] if parts else images).shape[1:]:
-            raise ConfigError(f"the {IDX_NAMES[test]} files of {folder} do not fit together; get them again")
+            raise ConfigError(
+                f"the {IDX_NAMES[test]} files of {folder} have different numbers or shapes of samples; "
+                "download them again"
+            )
         parts.append((images, labels, np.full(len(labels), test)))
     x, y, held = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Table(x, y, held=held, source=str(folder))
 
 
 def _idx_path(folder: Path, name: str) -> Path:
-    spellings = [
+    candidates = [
         folder / f"{stem}{end}" for stem in (name, name.replace("-idx", ".idx")) for end in ("", ".gz")
     ]
-    for path in spellings:
+    for path in candidates:
         if path.exists():
             return path
     raise ConfigError(
-        f"{folder} has no {name} (or {name}.gz); IDX data is four files, train and t10k, images and labels"
+        f"{folder} has no {name} (or {name}.gz); IDX data has four files: images and labels of train and t10k"
     )
 
 
 def _idx_file(path: Path) -> npt.NDArray[Any]:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except DAMAGED as error:
-        raise broken(path, error) from error
+    except READ_ERRORS as error:
+        raise unreadable(path, error) from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_TYPES or not 1 <= data[3] <= 4:
-        raise ConfigError(f"{path} is not an IDX file: it does not start with its magic number")
+        raise ConfigError(f"{path} is not an IDX file: it does not start with the magic number")
     dtype, start = np.dtype(IDX_TYPES[data[2]]), 4 + 4 * data[3]
     shape = [int(side) for side in np.frombuffer(data[4:start].ljust(start - 4, b"\0"), ">u4")]
     if len(data) != start + dtype.itemsize * math.prod(shape):
         raise ConfigError(
-            f"{path} is cut off or damaged: it says {shape} and has {len(data) - start} bytes of data"
+            f"{path} is cut off or damaged: its shape is {shape}, and its data has {len(data) - start} bytes"
         )
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
 
@@ -128,10 +136,10 @@ def cifar(folder: Path) -> Table:
         try:
             data = np.fromfile(path, np.uint8)
         except OSError as error:
-            raise broken(path, error) from error
+            raise unreadable(path, error) from error
         if not data.size or data.size % CIFAR_ROW:
             raise ConfigError(
-                f"{path} is cut off or damaged: {data.size} bytes are no multiple of {CIFAR_ROW}"
+                f"{path} is cut off or damaged: its size must be a multiple of {CIFAR_ROW}, got {data.size}"
             )
         rows = data.reshape(-1, CIFAR_ROW)
         check_labels(rows[:, 0], str(path), 10)
@@ -141,9 +149,9 @@ def cifar(folder: Path) -> Table:
     return Table(x, y, held=held, source=str(folder))
 
 
-def broken(path: Path, error: Exception) -> ConfigError:
-    """The sentence about a file that cannot be read."""
+def unreadable(path: Path, error: Exception) -> ConfigError:
+    """The error for a file that cannot be read."""
     if isinstance(error, FileNotFoundError):
-        return ConfigError(f"there is no {path}; check the path")
+        return ConfigError(f"{path} does not exist; check the path")
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
     return ConfigError(f"cannot read {path}: {reason}")

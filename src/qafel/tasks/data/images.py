@@ -1,4 +1,4 @@
-"""Readers of images and of LEAF's JSON: folders named by class, FEMNIST and CelebA from LEAF, raw CelebA."""
+"""Readers of image folders, of LEAF's JSON (FEMNIST, CelebA) and of raw CelebA."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -10,38 +10,38 @@ import numpy as np
 import numpy.typing as npt
 
 from qafel.errors import ConfigError, MissingExtraError
-from qafel.tasks.data.files import broken
+from qafel.tasks.data.files import unreadable
 from qafel.tasks.data.table import Table
 
 SIDE = 32
-ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
 LEAF_SEED = 1549775860
-LEAST_IMAGES = 5
-TRAINED_ON = 0.8
+MIN_IMAGES = 5
+TRAIN_FRACTION = 0.8
 IDENTITIES, ATTRIBUTES, FACES = "identity_CelebA.txt", "list_attr_celeba.txt", "img_align_celeba"
 
 
 def class_folders(folder: Path) -> Table:
-    """One folder per class, with images in it; train/ and test/ (or val/) above them are kept apart."""
+    """One folder of images per class; if they are in train/ and test/ (or val/), the latter is held out."""
     splits = [folder / name for name in ("train", "test", "val") if (folder / name).is_dir()]
     roots = splits if (folder / "train") in splits and len(splits) > 1 else [folder]
     names = sorted({d.name for root in roots for d in root.iterdir() if d.is_dir() and d.name[0] != "."})
     paths, labels, held = [], [], []
     for root in roots:
         for label, name in enumerate(names):
-            found = sorted(p for p in (root / name).rglob("*") if p.suffix.lower() in ENDINGS)
-            paths += found
-            labels += [label] * len(found)
-            held += [root.name in ("test", "val") and root != folder] * len(found)
+            images = sorted(p for p in (root / name).rglob("*") if p.suffix.lower() in SUFFIXES)
+            paths += images
+            labels += [label] * len(images)
+            held += [root.name in ("test", "val") and root != folder] * len(images)
     if len(names) < 2 or not paths:
-        raise ConfigError(f"{folder} has no images in two or more folders named by class")
+        raise ConfigError(f"{folder} must have images in two or more folders, one for each class")
     return Table(
         pixels(paths), np.array(labels), held=np.array(held) if len(roots) > 1 else None, source=str(folder)
     )
 
 
 def pixels(paths: Sequence[Path]) -> npt.NDArray[np.uint8]:
-    """The images, resized by their shorter side and cropped in the middle to 32×32."""
+    """The images, with the shorter side resized to 32 and the middle cropped to 32×32."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -54,7 +54,7 @@ def pixels(paths: Sequence[Path]) -> npt.NDArray[np.uint8]:
                 size = [max(SIDE, round(side * scale)) for side in image.size]
                 small = image.convert("RGB").resize((size[0], size[1]), Image.Resampling.BILINEAR)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise broken(path, error) from error
+            raise unreadable(path, error) from error
         left, top = (size[0] - SIDE) // 2, (size[1] - SIDE) // 2
         out[k] = np.asarray(small.crop((left, top, left + SIDE, top + SIDE)))
     return out
@@ -73,7 +73,7 @@ class _Leaf(msgspec.Struct):
 def leaf(path: Path) -> Table:
     """LEAF's JSON: a file, a folder of files, or a folder with train/ and test/.
 
-    Samples are numbers (FEMNIST: 784 of them are an image of 28×28) or names of images (CelebA).
+    A sample is a list of numbers (FEMNIST: 784 numbers, an image of 28×28) or the name of an image (CelebA).
     """
     split = path.is_dir() and (path / "train").is_dir()
     held_files = sorted((path / "test").glob("*.json")) if split else []
@@ -86,21 +86,22 @@ def leaf(path: Path) -> Table:
     held: list[bool] = []
     for file in [*files, *held_files]:
         try:
-            found = msgspec.json.decode(file.read_bytes(), type=_Leaf)
+            content = msgspec.json.decode(file.read_bytes(), type=_Leaf)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise broken(file, error) from error
-        for user in found.users:
-            mine = found.user_data.get(user)
-            if mine is None or not mine.x:
+            raise unreadable(file, error) from error
+        for user in content.users:
+            data = content.user_data.get(user)
+            if data is None or not data.x:
                 raise ConfigError(f"user {user!r} in {file} has no samples; remove it from the file")
-            if len(mine.x) != len(mine.y):
+            if len(data.x) != len(data.y):
                 raise ConfigError(
-                    f"user {user!r} in {file} has {len(mine.x)} samples and {len(mine.y)} labels"
+                    f"user {user!r} in {file} must have one label per sample, got {len(data.x)} samples and "
+                    f"{len(data.y)} labels"
                 )
-            samples += mine.x
-            labels += mine.y
-            owners += [users.setdefault(user, len(users))] * len(mine.x)
-            held += [file in held_files] * len(mine.x)
+            samples += data.x
+            labels += data.y
+            owners += [users.setdefault(user, len(users))] * len(data.x)
+            held += [file in held_files] * len(data.x)
     if not samples:
         raise ConfigError(f"{path} has no users")
     x = _leaf_samples(samples, path)
@@ -115,36 +116,37 @@ def _leaf_samples(samples: list[Any], path: Path) -> npt.NDArray[Any]:
         roots = [place / middle / FACES for place in places for middle in ("", "raw", "data/raw")]
         root = next((root for root in roots if root.is_dir()), None)
         if root is None:
-            raise ConfigError(f"{path} names images, and no folder {FACES} lies beside it (or in raw/)")
+            raise ConfigError(f"{path} names images; put the folder {FACES} beside it or into raw/")
         return pixels([root / name for name in samples])
     try:
         x = np.array(samples, np.float32)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the samples of {path} are not equally many numbers each") from error
+        raise ConfigError(f"the samples of {path} must be lists of numbers of equal length") from error
     return x.reshape(-1, 1, 28, 28) if x.shape[1:] == (784,) else x
 
 
 def celeba(folder: Path) -> Table:
-    """CelebA as it is distributed, split by LEAF's rules: smiling or not, a client per celebrity."""
-    people: dict[str, list[str]] = {}
+    """CelebA as it is distributed, split by LEAF's rules: the label is smiling, each celebrity is a user."""
+    celebrities: dict[str, list[str]] = {}
     for line in _lines(folder / IDENTITIES):
         words = line.split()
         if len(words) >= 2:
-            people.setdefault(words[1], []).append(words[0])
-    people = {name: images for name, images in people.items() if len(images) >= LEAST_IMAGES}
+            celebrities.setdefault(words[1], []).append(words[0])
+    celebrities = {name: images for name, images in celebrities.items() if len(images) >= MIN_IMAGES}
     smiling = _smiling(folder / ATTRIBUTES)
-    chosen = set(random.Random(LEAF_SEED).sample(range(len(people)), int(TRAINED_ON * len(people))))
+    count = len(celebrities)
+    training = set(random.Random(LEAF_SEED).sample(range(count), int(TRAIN_FRACTION * count)))
     names, labels, users, held = [], [], [], []
-    for k, images in enumerate(people.values()):
+    for k, images in enumerate(celebrities.values()):
         for image in images:
             if image not in smiling:
-                raise ConfigError(f"{folder / ATTRIBUTES} has no line for {image}, which {IDENTITIES} names")
+                raise ConfigError(f"{folder / ATTRIBUTES} has no line for {image}, which {IDENTITIES} lists")
             labels.append(smiling[image])
             users.append(k)
-            held.append(k not in chosen)
+            held.append(k not in training)
             names.append(folder / FACES / image)
     if not names:
-        raise ConfigError(f"{folder / IDENTITIES} names nobody with at least {LEAST_IMAGES} images")
+        raise ConfigError(f"{folder / IDENTITIES} has no celebrity with at least {MIN_IMAGES} images")
     return Table(
         pixels(names), np.array(labels), np.array(users, np.int32), np.array(held), source=str(folder)
     )
@@ -155,7 +157,7 @@ def _smiling(path: Path) -> dict[str, int]:
     next(lines, None)
     header = next(lines, "").split()
     if "Smiling" not in header:
-        raise ConfigError(f"{path} has no column Smiling in its second line")
+        raise ConfigError(f"the second line of {path} must name a column Smiling")
     column = header.index("Smiling") + 1
     return {words[0]: int(words[column] == "1") for words in map(str.split, lines) if len(words) > column}
 
@@ -164,4 +166,4 @@ def _lines(path: Path) -> Iterable[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise broken(path, error) from error
+        raise unreadable(path, error) from error

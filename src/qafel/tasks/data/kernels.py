@@ -1,4 +1,7 @@
-"""Drawing faces: a row of pixels at a time, without branches, so that the loop over a row is vectorised."""
+"""Kernels that draw faces and normalise pixels.
+
+Faces are drawn one row of pixels at a time, without branches, so that the loop over a row is vectorised.
+"""
 
 import numpy as np
 from numba import njit
@@ -13,33 +16,33 @@ SIDE = 32
 BODY = np.array(
     [
         (0.55, 0.78),  # half the width of the head
-        (0.78, 0.98),  # half its height
-        (0.22, 0.32),  # eyes, from the middle
+        (0.78, 0.98),  # half the height of the head
+        (0.22, 0.32),  # distance of the eyes from the middle
         (0.09, 0.15),  # size of an eye
         (0.36, 0.52),  # height of the mouth
-        (0.26, 0.42),  # half its width
+        (0.26, 0.42),  # half the width of the mouth
         (0.05, 0.10),  # thickness of the lips
         (0.32, 0.62),  # hair line
-        (0.0, 1.0),  # how much of the teeth shows
+        (0.0, 1.0),  # visibility of the teeth
     ]
 )
 POSE = np.array(
     [
-        (-0.12, 0.12),  # to the side
-        (-0.12, 0.12),  # up or down
-        (-0.2, 0.2),  # angle: its cosine,
-        (0.0, 0.0),  # and its sine
+        (-0.12, 0.12),  # horizontal offset
+        (-0.12, 0.12),  # vertical offset
+        (-0.2, 0.2),  # angle; _pose replaces it by its cosine
+        (0.0, 0.0),  # the sine of the angle
         (0.60, 0.85),  # zoom
         (0.55, 1.15),  # light
-        (-0.4, 0.4),  # its slope across
-        (-0.35, 0.35),  # and down
-        (0.0, 1.0),  # how the mouth bends
-        (0.05, 0.22),  # how far it opens
+        (-0.4, 0.4),  # horizontal slope of the light
+        (-0.35, 0.35),  # vertical slope of the light
+        (0.0, 1.0),  # curvature of the mouth
+        (0.05, 0.22),  # opening of the mouth
         (-0.6, 0.6),  # gaze
         (0.03, 0.18),  # noise
-        (-1.0, 1.0),  # something in front: where
-        (-1.0, 1.0),
-        (0.1, 0.3),  # and how large
+        (-1.0, 1.0),  # square that covers a part of the face: horizontal position
+        (-1.0, 1.0),  # its vertical position
+        (0.1, 0.3),  # half its side
     ]
 )
 SKIN = np.array([1.0, 0.82, 0.70])
@@ -48,16 +51,17 @@ LIPS = np.array([0.6, 0.3, 0.3])
 SMILE = 0.14, 0.36
 NO_SMILE = -0.16, 0.03
 RESTING = 0.05
-"""How far a resting mouth bends up or down, as a matter of style."""
+"""The largest curvature of a resting mouth, up or down; it is part of a style."""
 OPEN_MOUTH, OPEN_SMILE, COVERED = 0.3, 0.65, 0.15
 STYLES = len(BODY) + 20
-"""Random numbers that make a person, and a picture of one."""
+"""The number of random numbers in a style."""
 POSES = len(POSE) + 3
+"""The number of random numbers in a pose."""
 
 
 @njit(nogil=True, cache=True)
 def _person(u, style):
-    """Head, eyes, mouth; colours of background, skin, hair and lips."""
+    """Write a person's style: head, eyes, mouth; colours of background, skin, hair and lips."""
     for k in range(BODY.shape[0]):
         style[k] = BODY[k, 0] + (BODY[k, 1] - BODY[k, 0]) * u[k]
     back, skin, hair = 0.3 + 0.4 * u[9], 0.35 + 0.6 * u[10], 0.03 + 0.57 * u[11]
@@ -71,7 +75,7 @@ def _person(u, style):
 
 @njit(nogil=True, cache=True)
 def _pose(u, smiling, resting, pose):
-    """Place, angle, zoom, light, mouth, gaze, noise, and something in front."""
+    """Write a pose: position, angle, zoom, light, mouth, gaze, noise, and a square that covers a part."""
     for k in range(POSE.shape[0]):
         pose[k] = POSE[k, 0] + (POSE[k, 1] - POSE[k, 0]) * u[k]
     low, high = SMILE if smiling else NO_SMILE
@@ -92,7 +96,7 @@ def _clip(v):
 def _draw(style, poses, key0, key1, out):
     """Draw an image for each pose.
 
-    ``style`` is a person, a pose one picture of them; ``out`` is [n, 3, 32, 32], from −1 to 1.
+    ``style`` describes the person, a pose describes one picture. ``out`` is [n, 3, 32, 32], from −1 to 1.
     """
     words = np.empty(3 * SIDE * SIDE // 4, U32)
     noise = words.view(np.uint8)
@@ -164,20 +168,23 @@ def _draw(style, poses, key0, key1, out):
 
 @njit(nogil=True, cache=True)
 def faces(u, key0, key1, labels, out):
-    """The pictures of one person, made of the random numbers ``u``, and whether each smiles."""
+    """Draw the pictures of one person from the random numbers ``u``; a label is 1 if the person smiles."""
     style, poses = np.empty(24, F32), np.empty((labels.size, POSE.shape[0]), F32)
     _person(u, style)
     resting, smiles = RESTING * (2 * u[12] - 1), 0.2 + 0.6 * u[13]
     for i in range(labels.size):
-        mine = u[STYLES + i * POSES : STYLES + (i + 1) * POSES]
-        labels[i] = 1 if mine[17] < smiles else 0
-        _pose(mine, labels[i] == 1, resting, poses[i])
+        numbers = u[STYLES + i * POSES : STYLES + (i + 1) * POSES]
+        labels[i] = 1 if numbers[17] < smiles else 0
+        _pose(numbers, labels[i] == 1, resting, poses[i])
     _draw(style, poses, key0, key1, out)
 
 
 @njit(nogil=True, cache=True)
 def normalise(pixels, rows, out):
-    """Bytes to numbers from −1 to 1, colours first; the colours are sorted as bytes, which is fast."""
+    """Convert bytes to numbers from −1 to 1, colours first.
+
+    The bytes are sorted by colour before they are converted, which is faster than after.
+    """
     cells, colours = pixels.shape[1:]
     sorted_bytes = np.empty(cells * colours, np.uint8)
     for i in range(rows.size):

@@ -1,13 +1,13 @@
-"""Samples in arrays, and how they are dealt out to clients.
+"""Samples in arrays, and the partitions that assign them to clients.
 
 Partitions by name:
 
-    natural       one client per user of the data; iid where the data has no users
+    natural       one client per user of the data; iid if the data has no users
     iid           shuffled, equal shares
     consecutive   equal shares in the order of the data
-    dirichlet:a   each class is dealt in proportions drawn from a Dirichlet(a) distribution
-    shards:s      sorted by label and cut; s shards to each client
-    celeba        shuffled, with shares of 5 to 35 samples, like CelebA's
+    dirichlet:a   each class is divided in proportions drawn from a Dirichlet(a) distribution
+    shards:s      sorted by label and cut into shards; each client gets s shards
+    celeba        shuffled, with CelebA's shares of 5 to 35 samples
 """
 
 from typing import Any, Protocol
@@ -21,31 +21,33 @@ from qafel.vectors import Vector
 
 Labels = npt.NDArray[np.int64]
 PARTITIONS = ("natural", "iid", "consecutive", "dirichlet:a", "shards:s", "celeba")
-SHARE = 20
-"""Samples to a client, where neither the data nor you say how many clients there are."""
-MOST_CLASSES = 1_000_000
+DEFAULT_SHARE = 20
+"""The number of samples per client if neither the data nor the settings have a number of clients."""
+MAX_CLASSES = 1_000_000
 
 
 class Population(Protocol):
-    """Clients and their samples; ``x`` is float32, a row per sample, ``labels`` are from 0 to classes − 1."""
+    """Clients and their samples: ``x`` is float32, one row per sample; labels are from 0 to classes − 1."""
 
     clients: int
     shape: tuple[int, ...]
     classes: int
 
     def count(self, client: int) -> int:
-        """How many samples a client has."""
+        """The number of samples of a client."""
 
     def samples(self, client: int) -> tuple[Vector, Labels]:
         """(x, labels) of a client."""
 
-    def held_out(self, most: int) -> tuple[Vector, Labels]:
-        """(x, labels) of at most so many samples that no client trains on."""
+    def held_out(self, max_samples: int) -> tuple[Vector, Labels]:
+        """(x, labels) of at most ``max_samples`` samples that no client trains on."""
 
 
 class Table:
-    """Labelled samples: bytes are pixels, [n, height, width(, colours)]; other numbers are taken as they
-    are.
+    """Labelled samples; ConfigError if the arrays do not fit together or have impossible values.
+
+    uint8 arrays of shape [n, height, width(, colours)] are images, whose pixels are normalised. Other numbers
+    are used unchanged.
     """
 
     def __init__(
@@ -57,25 +59,31 @@ class Table:
         source: str = "the data",
     ) -> None:
         if x.ndim < 1 or y.ndim != 1:
-            raise ConfigError(f"{source} must have a row of x and one label of y per sample")
+            raise ConfigError(
+                f"{source} must have a row of x and a label in y per sample, got {x.shape} and {y.shape}"
+            )
         if len(x) != len(y) or not len(x):
-            raise ConfigError(f"{source} has {len(x)} samples and {len(y)} labels; give one label to each")
+            raise ConfigError(
+                f"{source} must have one label per sample, got {len(x)} samples and {len(y)} labels"
+            )
         if x.ndim < 2:
-            raise ConfigError(f"{source} has samples of no dimension; x must be a row per sample")
+            raise ConfigError(f"{source} must have a row of x per sample, got an array of shape {x.shape}")
         if x.dtype.kind not in "buif":
-            raise ConfigError(f"{source} has samples of type {x.dtype}; they must be numbers")
+            raise ConfigError(f"the samples of {source} must be numbers, got {x.dtype}")
         for name, column in (("users", users), ("held", held)):
             if column is not None and column.shape != y.shape:
-                raise ConfigError(f"{source} must have one of {name} per sample")
+                raise ConfigError(
+                    f"{name} of {source} must have one entry per sample ({len(y)}), got {column.shape}"
+                )
         if x.dtype == np.uint8 and x.ndim > 4:
             raise ConfigError(
-                f"{source} has images of {x.ndim - 1} dimensions; they have 2, or 3 with colours"
+                f"the images of {source} must have 2 dimensions, or 3 with colours, got {x.ndim - 1}"
             )
         if x.dtype.kind == "f":
             for k in range(0, len(x), 4096):
                 bad = np.flatnonzero(~np.isfinite(x[k : k + 4096]).all(tuple(range(1, x.ndim))))
                 if bad.size:
-                    raise ConfigError(f"sample {k + bad[0]} in {source} has a number that is not finite")
+                    raise ConfigError(f"sample {k + bad[0]} of {source} has a number that is not finite")
         self.x, self.users, self.held, self.source = np.require(x, requirements="C"), users, held, source
         self.y = check_labels(y, source)
         self.classes = max(2, int(self.y.max()) + 1)
@@ -83,34 +91,36 @@ class Table:
         self.shape: tuple[int, ...] = self.rows(np.arange(1)).shape[1:]
 
     def rows(self, chosen: npt.NDArray[np.int64]) -> Vector:
-        """Samples as float32: pixels with mean .5 and std .5, colours first."""
+        """Samples as float32; pixels are mapped to numbers from −1 to 1, with the colours in front."""
         if not self.images:
             return np.ascontiguousarray(self.x[chosen], np.float32)
         from qafel.tasks.data import kernels
 
         count, height, width, *colours = self.x.shape
-        colour = colours[0] if colours else 1
-        out = np.empty((len(chosen), colour * height * width), np.float32)
-        kernels.normalise(self.x.reshape(count, height * width, colour), chosen, out)
-        return out.reshape(-1, colour, height, width)
+        channels = colours[0] if colours else 1
+        out = np.empty((len(chosen), channels * height * width), np.float32)
+        kernels.normalise(self.x.reshape(count, height * width, channels), chosen, out)
+        return out.reshape(-1, channels, height, width)
 
 
-def check_labels(y: npt.NDArray[Any], source: str, classes: int = MOST_CLASSES) -> Labels:
-    """Whole numbers from 0 on, or a sentence that names the first label that is none."""
+def check_labels(y: npt.NDArray[Any], source: str, classes: int = MAX_CLASSES) -> Labels:
+    """The labels as int64; ConfigError if one is not an integer from 0 to classes − 1."""
     y = np.asarray(y)
     if y.ndim != 1 or y.dtype.kind not in "buif":
-        raise ConfigError(f"the labels of {source} must be one number per sample")
+        raise ConfigError(
+            f"the labels of {source} must be one number per sample, got {y.dtype} of shape {y.shape}"
+        )
     bad = np.flatnonzero(~((y >= 0) & (y < classes) & (y == np.floor(y))))
     if bad.size:
-        limit = f"from 0 to {classes - 1}" if classes < MOST_CLASSES else "0, 1, 2, …"
         raise ConfigError(
-            f"label {y[bad[0]]} of sample {bad[0]} in {source} is out of range; labels are {limit}"
+            f"label {y[bad[0]]} of sample {bad[0]} in {source} is out of range; labels must be integers "
+            f"from 0 to {classes - 1}"
         )
     return y.astype(np.int64)
 
 
-class Dealt:
-    """A table that is dealt out to clients; a part of it is held out."""
+class PartitionedTable:
+    """A table whose samples are divided among clients; some samples are held out."""
 
     def __init__(self, table: Table, partition: str, clients: int | None, held_out: float, seed: int) -> None:
         self.table, self.shape, self.classes = table, table.shape, table.classes
@@ -120,11 +130,11 @@ class Dealt:
         rows = np.flatnonzero(~held)
         if not len(rows) or not len(self._held):
             raise ConfigError(
-                f"{table.source} leaves {len(rows)} samples to train on and {len(self._held)} to hold out; "
-                "both need some, so change held_out"
+                f"{table.source} must have samples to train on and samples to hold out, got {len(rows)} and "
+                f"{len(self._held)}; change held_out"
             )
         kind = "iid" if partition == "natural" and not natural else partition
-        parts = _deal(kind, table, rows, clients, seed)
+        parts = _partition(kind, table, rows, clients, seed)
         self._order = np.concatenate(parts)
         self._bounds = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         self.clients = len(parts)
@@ -137,7 +147,7 @@ class Dealt:
             )
 
     def count(self, client: int) -> int:
-        """How many samples a client has."""
+        """The number of samples of a client."""
         return int(self._bounds[client + 1] - self._bounds[client])
 
     def samples(self, client: int) -> tuple[Vector, Labels]:
@@ -145,25 +155,26 @@ class Dealt:
         rows = self._order[self._bounds[client] : self._bounds[client + 1]]
         return self.table.rows(rows), self.table.y[rows]
 
-    def held_out(self, most: int) -> tuple[Vector, Labels]:
-        """(x, labels) of at most so many held-out samples, spread evenly over them."""
+    def held_out(self, max_samples: int) -> tuple[Vector, Labels]:
+        """(x, labels) of at most ``max_samples`` held-out samples, at even distances."""
         rows = self._held
-        if len(rows) > most:
-            rows = rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
+        if len(rows) > max_samples:
+            rows = rows[np.linspace(0, len(rows) - 1, max_samples).astype(np.int64)]
         return self.table.rows(rows), self.table.y[rows]
 
 
 def _hold_out(table: Table, natural: bool, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Which samples are held out: whole users where there are users, else single samples."""
+    """A mask of the samples to hold out: whole users in the natural partition, else single samples."""
     owners = table.users if natural and table.users is not None else np.arange(len(table.y))
     units = np.unique(owners)
     order = generator(seed, "held out").permutation(len(units))
     return np.isin(owners, units[order[: round(fraction * len(units))]])
 
 
-def _deal(
+def _partition(
     partition: str, table: Table, rows: npt.NDArray[np.int64], clients: int | None, seed: int
 ) -> list[npt.NDArray[np.int64]]:
+    """The rows of each client."""
     kind, _, argument = partition.partition(":")
     rng, labels = generator(seed, "partition"), table.y[rows]
     if kind == "natural" and not argument and table.users is not None:
@@ -171,22 +182,22 @@ def _deal(
         parts = np.split(by_user, np.flatnonzero(np.diff(table.users[by_user])) + 1)
         if clients is not None and clients > len(parts):
             raise ConfigError(
-                f"{table.source} has {len(parts)} users to train on, and {clients} clients were asked for"
+                f"clients must be at most {len(parts)}, the number of users of {table.source}, got {clients}"
             )
         return parts[:clients]
     if kind == "celeba" and not argument:
         sizes = celeba_sizes(rng.random(len(rows) // 5 + 1))
         ends = np.cumsum(sizes)
-        found = int(np.searchsorted(ends, len(rows), "right"))
-        if clients is not None and clients > found:
+        count = int(np.searchsorted(ends, len(rows), "right"))
+        if clients is not None and clients > count:
             raise ConfigError(
-                f"{table.source} has samples for {found} clients of CelebA's sizes, not for {clients}"
+                f"{table.source} has samples for at most {count} clients of CelebA's sizes, got {clients}"
             )
-        return np.split(rng.permutation(rows)[: ends[found - 1]], ends[: found - 1])[:clients]
-    count = max(1, len(rows) // SHARE) if clients is None else clients
+        return np.split(rng.permutation(rows)[: ends[count - 1]], ends[: count - 1])[:clients]
+    count = max(1, len(rows) // DEFAULT_SHARE) if clients is None else clients
     if count > len(rows):
         raise ConfigError(
-            f"{count} clients cannot share {len(rows)} samples: a client with no samples cannot train"
+            f"{count} clients cannot share {len(rows)} samples, because each needs one; use fewer clients"
         )
     if kind == "iid" and not argument:
         return np.array_split(rng.permutation(rows), count)
@@ -198,7 +209,7 @@ def _deal(
         per_client = int(argument)
         shards = np.array_split(rows[np.argsort(labels, kind="stable")], count * per_client)
         order = rng.permutation(len(shards)).reshape(count, per_client)
-        return [np.concatenate([shards[k] for k in mine]) for mine in order]
+        return [np.concatenate([shards[k] for k in numbers]) for numbers in order]
     raise ConfigError(f"unknown partition {partition!r}; known are {', '.join(PARTITIONS)}")
 
 
@@ -207,9 +218,9 @@ def _dirichlet(
 ) -> list[npt.NDArray[np.int64]]:
     parts: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(count)]
     for label in np.unique(labels):
-        mine = rng.permutation(rows[labels == label])
-        cuts = np.cumsum(rng.dirichlet(np.full(count, alpha)))[:-1] * len(mine)
-        for part, share in zip(parts, np.split(mine, np.round(cuts).astype(np.int64)), strict=True):
+        members = rng.permutation(rows[labels == label])
+        cuts = np.cumsum(rng.dirichlet(np.full(count, alpha)))[:-1] * len(members)
+        for part, share in zip(parts, np.split(members, np.round(cuts).astype(np.int64)), strict=True):
             part.append(share)
     return [np.concatenate(part) for part in parts]
 
@@ -223,5 +234,5 @@ def _positive(text: str) -> float | None:
 
 
 def celeba_sizes(uniform: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Sizes from 5 to 35 with the mean of CelebA's, 21.4, from uniform numbers: more users near the top."""
+    """Numbers of samples from 5 to 35 with CelebA's mean of 21.4, from uniform numbers in [0, 1)."""
     return (5 + np.floor(31 * uniform**0.8)).astype(np.int64)
