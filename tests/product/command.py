@@ -68,8 +68,18 @@ def saved_run(folder: Path, *settings: str) -> Iterator[subprocess.Popen[bytes]]
             time.sleep(0.05)
         yield process
     finally:
-        process.kill()
-        process.wait()
+        kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a run, and wait until its workers, which hold its folder too, have ended."""
+    file = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers = file.read_text().split() if file.exists() else []
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any(Path(f"/proc/{pid}/cmdline").exists() for pid in workers):
+        time.sleep(0.02)
 
 
 def settings(**values: Any) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import call, call_json, check_mistake, saved_run, settings, spawn
+from command import call, call_json, check_mistake, kill, saved_run, settings, spawn
 
 pytestmark = pytest.mark.slow
 
@@ -84,8 +84,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(tmp_path: Path) -
         while process.poll() is None and saved(folder) == before:
             time.sleep(0.005)
         time.sleep(0.6 * chance.random())
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        kill(process)
         kills += process.returncode == -signal.SIGKILL
         if (folder / "summary.json").exists():
             break
