@@ -28,6 +28,7 @@ from typing import Any
 from chaos_parts import (
     CLIENTS,
     FENCED,
+    PATIENCE,
     SIZE,
     STEPS,
     Killed,
@@ -47,6 +48,7 @@ from chaos_parts import (
     summary_of,
     untouched,
     updates,
+    wait_for,
 )
 from proxy import MODES, ORDER, SECONDS, Proxy
 from qafel.federation import Broker
@@ -77,7 +79,7 @@ def ordered(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
                 server.join(random.uniform(0.05, 0.6))
                 server.kill()
                 at_random += 1
-            until = time.monotonic() + 30
+            until = time.monotonic() + PATIENCE
             while server.is_alive() and time.monotonic() < until:
                 allowed.value = min(allowed.value + 1, len(uploads) - 20)
                 server.join(0.01)
@@ -93,9 +95,9 @@ def ordered(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
                 brokers += 1
         allowed.value = len(uploads)
         server = spawn(run_server, broker.url, folder / "server", chosen, never)
-        server.join(60)
+        server.join(PATIENCE)
         publisher.kill()
-        listener.join(20)
+        listener.join(PATIENCE)
         found = asyncio.run(stored_increments(broker.url, "chaos", state.server.version))
         summary = summary_of(folder / "server")
     digest = f"{digest_of(state)}"
@@ -150,9 +152,9 @@ def clients(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
                 server = spawn(run_server, broker.url, folder / "server", chosen, never)
             for victim in victims:
                 members[victim] = spawn(run_client, broker.url, folder, victim)
-        server.join(120)
+        server.join(PATIENCE)
         for member in members:
-            member.join(20)
+            member.join(PATIENCE)
             member.kill()
         state, unread = asyncio.run(ledger(broker.url, chosen))
     summary = summary_of(folder / "server")
@@ -188,16 +190,14 @@ def wiped(folder: Path) -> dict[str, Any]:
     try:
         server = spawn(run_server, broker.url, folder / "server", chosen, never)
         members = [spawn(run_client, broker.url, folder, k) for k in range(CLIENTS)]
-        deadline = time.monotonic() + 30
-        while last_version(broker.url) < 20 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: last_version(broker.url) >= 20)
         before = last_version(broker.url)
         broker.kill()
         shutil.rmtree(folder / "broker" / "store")
         broker.start()
-        server.join(60)
+        server.join(PATIENCE)
         for member in members:
-            member.join(20)
+            member.join(PATIENCE)
             member.kill()
         first = asyncio.run(first_version(broker.url))
     finally:
@@ -227,20 +227,17 @@ def paused(folder: Path) -> dict[str, Any]:
     with Broker(folder / "broker") as broker:
         publisher = spawn(run_publisher, broker.url, uploads, allowed, sent)
         first = spawn(run_server, broker.url, folder / "first", chosen, never)
-        while last_version(broker.url) < 10:
-            time.sleep(0.05)
+        wait_for(lambda: last_version(broker.url) >= 10)
         second = spawn(run_server, broker.url, folder / "second", chosen, never, True)
         os.kill(first.pid, signal.SIGSTOP)
         before = last_version(broker.url)
         allowed.value = 200
-        deadline = time.monotonic() + 30
-        while last_version(broker.url) < before + 5 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: last_version(broker.url) >= before + 5)
         taken = last_version(broker.url)
         os.kill(first.pid, signal.SIGCONT)
-        first.join(20)
+        first.join(PATIENCE)
         allowed.value = len(uploads)
-        second.join(60)
+        second.join(PATIENCE)
         publisher.kill()
         found = asyncio.run(stored_increments(broker.url, "chaos", state.server.version))
     summary = summary_of(folder / "second")
@@ -271,21 +268,21 @@ def network(folder: Path, seconds: float = 20.0, seed: int = 0) -> dict[str, Any
         port = free_port()
         proxy = spawn(_proxy, broker.host, broker.port, port, mode, counts)
         url = f"nats://{broker.host}:{port}"
-        time.sleep(0.3)
         chosen = plan(1000)
         server = spawn(run_server, url, folder / "server", chosen, never)
         members = [spawn(run_client, url, folder, k) for k in range(CLIENTS)]
+        wait_for(lambda: last_version(broker.url) > 0)
         until, k = time.monotonic() + seconds, 0
-        while time.monotonic() < until and server.is_alive():
+        while server.is_alive() and (time.monotonic() < until or not all(counts[1:])):
             fault = ORDER[k % len(ORDER)]
             mode.value = MODES.index(fault)
             time.sleep(SECONDS[fault])
             k += 1
         during = last_version(broker.url)
         mode.value = 0
-        server.join(120)
+        server.join(PATIENCE)
         for member in members:
-            member.join(30)
+            member.join(PATIENCE)
             member.kill()
         proxy.kill()
     summary = summary_of(folder / "server")
@@ -311,10 +308,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    most = round(0.7 * options.kills)
+    server_kills = round(0.7 * options.kills)
     scenarios: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "ordered": lambda folder: ordered(folder, most, options.seed),
-        "clients": lambda folder: clients(folder, options.kills - most, options.seed),
+        "ordered": lambda folder: ordered(folder, server_kills, options.seed),
+        "clients": lambda folder: clients(folder, options.kills - server_kills, options.seed),
         "wiped": wiped,
         "network": lambda folder: network(folder, options.seconds, options.seed),
         "paused": paused,

@@ -41,6 +41,8 @@ STEPS = (
     "after purge",
 )
 FENCED = 3
+PATIENCE = 240.0
+"""The longest wait for anything, in seconds: a busy machine takes its time."""
 fork = multiprocessing.get_context("fork")
 
 
@@ -113,6 +115,15 @@ class Killed:
 def never(step: str) -> None:
     """Nobody dies."""
     del step
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds; RuntimeError if it never does."""
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > until:
+            raise RuntimeError("waited in vain")
+        time.sleep(0.05)
 
 
 def spawn(target: Callable[..., None], *arguments: Any) -> Any:

@@ -57,7 +57,7 @@ class Background:
         except BaseException as error:
             self._error = error
 
-    def result(self, seconds: float = 60) -> Any:
+    def result(self, seconds: float = 240) -> Any:
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "it did not end in time"
         if self._error is not None:
@@ -70,7 +70,7 @@ def server(chosen: Plan, url: str, folder: Path, **options: Any) -> Background:
     return Background(lambda: serve(chosen, url, folder, **options))
 
 
-def run(work: Coroutine[Any, Any, Any], seconds: float = 60) -> Any:
+def run(work: Coroutine[Any, Any, Any], seconds: float = 240) -> Any:
     async def limited() -> Any:
         return await asyncio.wait_for(work, seconds)
 

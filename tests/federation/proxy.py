@@ -62,7 +62,7 @@ class Proxy:
                 await asyncio.sleep(random.uniform(0.02, 0.2))
             if self.mode == "truncate":
                 data = data[: len(data) // 2]
-            if self.mode == "corrupt" and len(data) > 800 and random.random() < 0.2:
+            if self.mode == "corrupt" and len(data) > 400 and random.random() < 0.3:
                 self._counts[self._mode.value] += 1
                 place = random.randrange(len(data) // 2, len(data) - 8)
                 data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]

@@ -29,7 +29,7 @@ def test_nothing_is_lost_when_processes_die_and_networks_fail(scenario: str) -> 
     """20 kills in ``ordered`` and ``clients`` together; ``make chaos`` has 200."""
     command = [sys.executable, str(Path(__file__).with_name("chaos.py")), "--only", scenario, "--kills", "20"]
     command += ["--seconds", "8"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290)
     assert done.stdout, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["held"], found
@@ -53,7 +53,7 @@ def test_metrics_and_health_are_served_on_loopback(broker: Broker, tmp_path: Pat
             return error.code, error.read().decode()
 
     run(publish(broker.url, [(k, update(job, k, 0)) for k in range(12)] + [(1, b"noise")]))
-    until = time.monotonic() + 20
+    until = time.monotonic() + 240
     while "qafel_version 3" not in (text := get("/metrics")[1]) and time.monotonic() < until:
         time.sleep(0.1)
     assert "qafel_uploads_accepted_total 12" in text

@@ -20,13 +20,6 @@ def test_version_is_the_one_in_pyproject() -> None:
     assert f'version = "{qafel.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_every_public_error_is_one_of_two_kinds_or_a_divergence() -> None:
-    for name in qafel.__all__:
-        thing = getattr(qafel, name)
-        if isinstance(thing, type) and issubclass(thing, qafel.QafelError) and thing is not qafel.QafelError:
-            assert issubclass(thing, qafel.UsageError | qafel.FrameError | qafel.DivergenceError)
-
-
 WITH_A_BROKER = {"federation.md"}
 """Pages whose example needs a broker: tests/federation runs it."""
 

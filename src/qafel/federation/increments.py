@@ -118,8 +118,13 @@ class Increments:
         return needed | ({self._snapshot.manifest.digest} if self._snapshot else set())
 
     async def agrees(self, server: Server) -> bool:
-        """Whether the increment of the server's version leads to the server's hidden state."""
-        version = server.version
+        """Whether the newest increment that stream and server both have leads to the same hidden state."""
+        stream = await self._connection.stream(self._subjects.increments)
+        last = stream["state"]["last_seq"] if stream else 0
+        digests = {entry.version: entry.digest for entry in server.log.entries if entry.version <= last}
+        if server.version <= last:
+            digests[server.version] = server.hidden.digest
+        version = max(digests, default=0)
         message = await self._connection.get(self._subjects.increments, version) if version else None
         if message is None:
             return True
@@ -129,7 +134,7 @@ class Increments:
             raise
         except FrameError:
             return True  # it was damaged on its way into the broker
-        return isinstance(increment, Increment) and increment.digest == server.hidden.digest
+        return isinstance(increment, Increment) and increment.digest == digests[version]
 
     async def _frame(self, message: Message, server: Server) -> bytes:
         if not is_manifest(message.data):
