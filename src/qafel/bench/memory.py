@@ -10,6 +10,7 @@ from qafel.bench.sim import FOUR_BITS
 from qafel.errors import QafelError
 from qafel.runs.folder import RunFolder
 from qafel.sim import Settings, Simulation
+from qafel.sim.batch import run_to_the_end
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -67,8 +68,10 @@ def measure(name: str, out: Path, progress: Callable[[Simulation], None]) -> Mem
             peaks.extend(kilobytes(pid, "status", "VmHWM:") for pid in pids)
 
     run = Simulation(settings, learner, folder=folder, layout=learner.layout, progress=tell)
-    run.run()
-    folder.close()
+    try:
+        run_to_the_end(run)
+    finally:
+        folder.close()
     return Memory(
         name=name,
         model=settings.model,
