@@ -36,6 +36,7 @@ from chaos_parts import (
     first_version,
     fork,
     last_version,
+    leave,
     ledger,
     never,
     plan,
@@ -153,9 +154,7 @@ def clients(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
             for victim in victims:
                 members[victim] = spawn(run_client, broker.url, folder, victim)
         server.join(PATIENCE)
-        for member in members:
-            member.join(PATIENCE)
-            member.kill()
+        stuck = leave(members)
         state, unread = asyncio.run(ledger(broker.url, chosen))
     summary = summary_of(folder / "server")
     acknowledged = {
@@ -179,6 +178,7 @@ def clients(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
         "duplicates refused": duplicates,
         "other rejections": others,
         "x̂ equal on all sides": ends == {wanted},
+        "clients that did not leave": stuck,
         "held": summary.get("uploads") == chosen.uploads and not lost and not others and ends == {wanted},
     }
 
@@ -196,9 +196,7 @@ def wiped(folder: Path) -> dict[str, Any]:
         shutil.rmtree(folder / "broker" / "store")
         broker.start()
         server.join(PATIENCE)
-        for member in members:
-            member.join(PATIENCE)
-            member.kill()
+        stuck = leave(members)
         first = asyncio.run(first_version(broker.url))
     finally:
         broker.stop()
@@ -209,6 +207,7 @@ def wiped(folder: Path) -> dict[str, Any]:
         "version before": before,
         "first version after": first,
         "accepted": summary.get("uploads"),
+        "clients that did not leave": stuck,
         "x̂ equal on all sides": ends == {f"{summary.get('version')} {str(summary.get('digest'))[16:]}"},
         "held": summary.get("uploads") == 400
         and first > before - 10
@@ -281,9 +280,7 @@ def network(folder: Path, seconds: float = 20.0, seed: int = 0) -> dict[str, Any
         during = last_version(broker.url)
         mode.value = 0
         server.join(PATIENCE)
-        for member in members:
-            member.join(PATIENCE)
-            member.kill()
+        stuck = leave(members)
         proxy.kill()
     summary = summary_of(folder / "server")
     ends = {path.read_text(encoding="utf-8") for path in folder.glob("client-*.digest")}
@@ -295,6 +292,7 @@ def network(folder: Path, seconds: float = 20.0, seed: int = 0) -> dict[str, Any
         "accepted": summary.get("uploads"),
         "rejected": summary.get("rejected"),
         "x̂ equal on all sides": same,
+        "clients that did not leave": stuck,
         "held": summary.get("uploads") == chosen.uploads and same and during > 0,
     }
 

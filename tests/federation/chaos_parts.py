@@ -3,6 +3,7 @@ can be killed.
 """
 
 import asyncio
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -136,6 +137,7 @@ def spawn(target: Callable[..., None], *arguments: Any) -> Any:
 def _quietly(target: Callable[..., None], *arguments: Any) -> None:
     log = os.environ.get("QAFEL_CHAOS_LOG", os.devnull)
     sys.stderr = Path(log).open("a", encoding="utf-8")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, sys.stderr)
     try:
         target(*arguments)
     except FencedError:
@@ -144,6 +146,19 @@ def _quietly(target: Callable[..., None], *arguments: Any) -> None:
         sys.stderr.write(f"{target.__name__}: {error}\n")
         os._exit(1)
     os._exit(0)
+
+
+def leave(members: list[Any]) -> int:
+    """Wait for the clients to leave, a minute in all; how many did not and were killed."""
+    until, stuck = time.monotonic() + 60, 0
+    for member in members:
+        member.join(max(0.0, until - time.monotonic()))
+        if member.is_alive():
+            stuck += 1
+            os.kill(member.pid, signal.SIGUSR1)  # it writes its stack to the log
+            member.join(1)
+            member.kill()
+    return stuck
 
 
 def run_server(

@@ -225,13 +225,13 @@ def test_no_key_an_unknown_key_a_wrong_ca_and_an_expired_certificate_get_a_clear
         run(link(locked.url, 0))
     with pytest.raises(ConfigError, match=r"has no seed\.nk"):
         run(link(locked.url, 0, keys=tmp_path))
-    with pytest.raises(ConfigError, match="starts with tls://"):
+    with pytest.raises(ConfigError, match="must start with tls://"):
         run(link(locked.url.replace("tls", "nats"), 0, keys=keys / "client-0"))
     expired = tmp_path / "expired"
     make(expired, "t", range(1), days=-0.5)
     with (
         Broker(tmp_path / "old", keys=expired) as old,
-        pytest.raises(BrokerError, match="has expired; make a new one with qafel keys"),
+        pytest.raises(BrokerError, match="has expired; renew it with qafel keys"),
     ):
         run(link(old.url, 0, keys=expired / "client-0"))
 

@@ -160,7 +160,7 @@ def test_bench_sim_measures_against_its_yardstick() -> None:
         (["theory", "bound", "-L", "0"], "smoothness must be positive"),
         (["theory", "bound", "-L", "1e200"], "smoothness must be positive and at most 1e+30"),
         (["theory", "bound", "-T", "1" + 100 * "0"], "must be from 1 to a billion"),
-        (["theory", "bound", "--local-rates", "1e-200"], "rates must name"),
+        (["theory", "bound", "--local-rates", "1e-200"], "rates must be one learning rate per local step"),
         (["theory", "quantizers", "--gap", "0", "--variance", "0", "-G", "0"], "nothing to bound"),
         (["bench", "codec", "-d", "0"], "--size must be from 1"),
         (["demo", "--uploads", "0"], "uploads must be at least 1"),
