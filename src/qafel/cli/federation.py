@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from qafel import files
 from qafel.cli import show
 from qafel.cli.run import Changes, print_result
 from qafel.errors import ConfigError, FencedError
@@ -81,7 +82,7 @@ def broker(
             sync_always=sync_always,
             max_payload=max_payload,
         )
-        config_only.write_text(text, encoding="utf-8")
+        files.write(config_only, text.encode(), sync=False)
         show.json({"config": str(config_only)}) if json else typer.echo(f"Written: {config_only}")
         return
     one = Broker(folder, host=host, port=port, keys=keys, sync_always=sync_always, max_payload=max_payload)

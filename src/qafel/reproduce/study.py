@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from qafel.files import write_json
+from qafel.files import write, write_json
 from qafel.records import finite, provenance
 from qafel.reproduce.claims import Claim
 from qafel.sim import Settings
@@ -129,7 +129,7 @@ def finish(
     files = [folder / f"{name}.json", *(folder / f"{name}{_suffix(k)}.csv" for k in range(len(tables)))]
     write_json(files[0], body)
     for path, table in zip(files[1:], tables, strict=True):
-        path.write_text(_csv(table), encoding="utf-8")
+        write(path, _csv(table).encode(), sync=False)
     files.append(folder / f"{name}.md")
     study = Study(
         name=name,
@@ -140,7 +140,7 @@ def finish(
         notes=list(notes),
         files=[str(path) for path in (*files, *figures)],
     )
-    files[-1].write_text(markdown(study, [path.name for path in figures]), encoding="utf-8")
+    write(files[-1], markdown(study, [path.name for path in figures]).encode(), sync=False)
     return study
 
 

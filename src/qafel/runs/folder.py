@@ -42,8 +42,8 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.lock()
-            (path / "config.toml").write_text(config, encoding="utf-8")
-            folder.metrics.write_bytes(b"")
+            files.write(path / "config.toml", config.encode())
+            files.write(folder.metrics, b"")
         except OSError as error:
             raise ConfigError(
                 f"cannot write to {path} ({error.strerror or error}); choose another --out"

@@ -67,15 +67,7 @@ def run(
     settings = _resolved(chosen, learner)
     folder = None if out is None else RunFolder.create(out, header(chosen) + settings.to_toml())
     try:
-        simulation = Simulation(
-            settings,
-            learner,
-            workers=workers,
-            folder=folder,
-            layout=learner.layout,
-            checkpoint_seconds=checkpoint_seconds,
-            progress=progress,
-        )
+        simulation = _simulation(settings, learner, folder, workers, checkpoint_seconds, progress)
         return _finish(simulation, tensorboard)
     except BaseException:
         if folder is not None and folder.checkpoint() is None:
@@ -84,6 +76,25 @@ def run(
     finally:
         if folder is not None:
             folder.close()
+
+
+def _simulation(
+    settings: Settings,
+    learner: Any,
+    folder: RunFolder | None,
+    workers: int | None,
+    checkpoint_seconds: float,
+    progress: Progress,
+) -> Simulation:
+    return Simulation(
+        settings,
+        learner,
+        workers=workers,
+        folder=folder,
+        layout=learner.layout,
+        checkpoint_seconds=checkpoint_seconds,
+        progress=progress,
+    )
 
 
 def header(chosen: Settings) -> str:
@@ -124,15 +135,7 @@ def resume(
         learner = chosen.learner()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QafelWarning)
-            simulation = Simulation(
-                chosen,
-                learner,
-                workers=workers,
-                folder=folder,
-                layout=learner.layout,
-                checkpoint_seconds=checkpoint_seconds,
-                progress=progress,
-            )
+            simulation = _simulation(chosen, learner, folder, workers, checkpoint_seconds, progress)
             saved = folder.checkpoint()
             if saved is None:
                 folder.truncate(0)
