@@ -75,12 +75,12 @@ def tune(
     if settings.target is None:
         raise ConfigError("tuning needs a target, an accuracy to reach: --set target=0.9")
     if seeds < 1:
-        raise ConfigError(f"--seeds must be at least 1, not {seeds}")
+        raise ConfigError(f"--seeds must be at least 1, got {seeds}")
     pairs = [(client, server) for client in clients for server in servers]
     least = seeds + len(pairs)
     if budget < least:
         raise ConfigError(
-            f"--budget must be at least {least} runs, {seeds} of FedBuff and one of each pair, not {budget}"
+            f"--budget must be at least {least} runs, {seeds} of FedBuff and one of each pair, got {budget}"
         )
     race = _Race(settings, out, jobs, budget, tell)
     race.run({f"fedbuff-seed{k}": race.settings(k, algorithm="fedbuff") for k in range(seeds)})

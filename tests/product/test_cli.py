@@ -146,7 +146,7 @@ def test_bench_sim_measures_against_its_yardstick() -> None:
     ("arguments", "sentence"),
     [
         (["quantizers", "qsdg:4"], "nearest valid spec: 'qsgd:4'"),
-        (["quantizers", "--size", "0"], "--size must be from 1 to 1,073,741,823, not 0"),
+        (["quantizers", "--size", "0"], "--size must be from 1 to 1,073,741,823, got 0"),
         (["quantizers", "--size", "1e6"], "valid integer"),
         (["quantizers", "--sizes", "3"], "No such option"),
         (["theory", "bound", "--staleness", "-1"], "--staleness must be from 0"),

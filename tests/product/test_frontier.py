@@ -57,7 +57,7 @@ def test_a_pair_that_never_arrives_is_the_dearest(tmp_path: Path) -> None:
     [
         (["--set", "data=digits"], "tuning needs a target"),
         (["--set", "target=0.5", "--budget", "3"], "--budget must be at least 19 runs"),
-        (["--set", "target=0.5", "--seeds", "0"], "--seeds must be at least 1, not 0"),
+        (["--set", "target=0.5", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["--set", "target=0.5", "--client", "diter:step=6"], "dither:step=6"),
     ],
 )

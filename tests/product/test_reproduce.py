@@ -146,8 +146,8 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> No
     ("arguments", "sentence"),
     [
         (["tabel1"], "there is no study 'tabel1'; did you mean 'table1'?"),
-        (["table1", "--seeds", "0"], "--seeds must be at least 1, not 0"),
-        (["table1", "--jobs", "0"], "--jobs must be at least 1, not 0"),
+        (["table1", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["table1", "--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["table1", "--set", "uplods=3"], "there is no setting 'uplods' (--set); did you mean 'uploads'?"),
         (["table1", "--data", "nope.npz"], "unknown data 'nope.npz'"),
         (["mushrooms", "--data", "digits"], "digits is not a table of numbers with two classes"),

@@ -39,7 +39,7 @@ Specs = Annotated[list[str] | None, typer.Argument(help="Specs to show; default:
 def check_size(size: int) -> None:
     """Raise ConfigError for a dimension that no vector can have."""
     if not 1 <= size <= vectors.MAX_SIZE:
-        raise ConfigError(f"--size must be from 1 to {vectors.MAX_SIZE:,}, not {size}")
+        raise ConfigError(f"--size must be from 1 to {vectors.MAX_SIZE:,}, got {size}")
 
 
 def specs_or_all(specs: list[str] | None, size: int) -> list[str]:

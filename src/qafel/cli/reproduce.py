@@ -82,7 +82,7 @@ def _parsed(changes: "Iterable[str]") -> dict[str, Any]:
     for text in changes:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"--set takes key=value, not {text!r}")
+            raise ConfigError(f"--set takes key=value, got {text!r}")
         settings[key.strip()] = parse(value.strip())
     return settings
 

@@ -112,7 +112,7 @@ def at_least_one(**options: int) -> None:
     """Raise ConfigError for an option below 1."""
     for name, value in options.items():
         if value < 1:
-            raise ConfigError(f"--{name} must be at least 1, not {value}")
+            raise ConfigError(f"--{name} must be at least 1, got {value}")
 
 
 def yes(value: bool) -> str:

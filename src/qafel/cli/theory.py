@@ -48,13 +48,13 @@ def _setting(
     if not (1 <= steps <= 10**9 and 1 <= buffer_size <= 10**9 and 1 <= local_steps <= 10**6):
         raise ConfigError("--steps and --buffer-size must be from 1 to a billion, --local-steps to a million")
     if not 0 <= staleness <= 10**9:
-        raise ConfigError(f"--staleness must be from 0 to a billion, not {staleness}")
+        raise ConfigError(f"--staleness must be from 0 to a billion, got {staleness}")
     local, server = theory.complexity_rates(steps, local_steps, buffer_size)
     try:
         rates = (local,) * local_steps if local_rates is None else tuple(map(float, local_rates.split(",")))
     except ValueError as error:
         raise ConfigError(
-            f"--local-rates must be numbers with commas between them, not {local_rates!r}"
+            f"--local-rates must be numbers with commas between them, got {local_rates!r}"
         ) from error
     setting = theory.Setting(
         smoothness=smoothness,

@@ -52,7 +52,7 @@ def run_all(
     """Run each of the settings in the folder ``out``/NAME, ``jobs`` at a time (default: one per core)."""
     jobs = cores() if jobs is None else jobs
     if jobs < 1:
-        raise ConfigError(f"--jobs must be at least 1, not {jobs}")
+        raise ConfigError(f"--jobs must be at least 1, got {jobs}")
     out.mkdir(parents=True, exist_ok=True)
     for name, chosen in wanted.items():
         comparison.check(chosen, out / name)
