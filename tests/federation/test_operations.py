@@ -110,7 +110,7 @@ def test_a_plan_with_a_mistake_gets_one_sentence(tmp_path: Path, text: str, said
         read_plan(path)
 
 
-def qafel(*arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+def qafel(*arguments: str, seconds: float = 240) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "qafel", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
 
@@ -151,19 +151,19 @@ def test_a_federation_from_the_command_line(tmp_path: Path) -> None:
             for k in range(2)
         ]
         processes += [serve, *clients]
-        out, log = serve.communicate(timeout=120)
+        out, log = serve.communicate(timeout=240)
         summary = json.loads(out)["summary"]
         assert summary["uploads"] == 40
         assert summary["reason"] == "uploads"
         events = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
         assert {"leads", "ready", "evaluated", "done"} <= {event["event"] for event in events}
         for client in clients:
-            joined = json.loads(client.communicate(timeout=60)[0])
+            joined = json.loads(client.communicate(timeout=240)[0])
             assert joined["digest"] == summary["digest"][16:]
         assert (tmp_path / "server" / "curves.png").exists()
         assert qafel("serve", str(job), "--broker", url, "--state", state).returncode == 2
         broker.send_signal(signal.SIGINT)
-        assert broker.wait(20) == 0
+        assert broker.wait(240) == 0
     finally:
         for process in processes:
             process.kill()

@@ -225,7 +225,7 @@ def test_ctrl_c_stops_cleanly() -> None:
         time.sleep(4)
         process.send_signal(signal.SIGINT)
         try:
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=240)
         finally:
             process.kill()
     assert process.returncode == 130

@@ -106,7 +106,7 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
     while not (folder / "metrics.jsonl").exists() or (folder / "metrics.jsonl").stat().st_size < 300:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130, errors
     assert f"qafel run --resume {folder}" in errors
     assert "Traceback" not in errors
@@ -280,7 +280,7 @@ def data(name: str) -> str:
 def test_digits_reach_95_percent(tmp_path: Path) -> None:
     answer = call_json("run", *SMALL, *settings(uploads=9000, target=0.95), "--out", str(tmp_path / "run"))
     assert answer["reason"] == "target"
-    assert answer["accuracy"] >= 0.95
+    assert answer["smoothed"]["accuracy"] >= 0.95
 
 
 @pytest.mark.parametrize("algorithm", ["fedbuff", "qafel"])
@@ -304,7 +304,7 @@ def test_the_closed_loop_of_the_mushrooms_study_learns(tmp_path: Path) -> None:
     ]  # fmt: skip
     arguments = [word for value in values for word in ("--set", value)]
     answer = call_json("run", *arguments, "--out", str(tmp_path / "run"))
-    assert answer["accuracy"] > 0.9
+    assert answer["smoothed"]["accuracy"] > 0.9
     assert answer["concurrency"]["max"] == 100
 
 

@@ -172,10 +172,10 @@ class FederationClient:
         if core.held is None or core.version < pointer.version:
             sizes, whole = pointer.increments, pointer.manifest.size
             needed = catch_up(core.held, pointer.version, sizes, whole, replaces=False)
-            if needed.snapshot:
-                await self._apply_snapshot(pointer)
-            elif not await self._replay(stop=pointer.version):
+            if not needed.snapshot and not await self._replay(stop=pointer.version):
                 return False
+            if core.held is None or core.version < pointer.version:  # or an increment is gone
+                await self._apply_snapshot(pointer)
             if core.held is None or core.version < pointer.version:
                 return False
             self._confirmed_on = self._connection.reconnects

@@ -196,7 +196,7 @@ class Increments:
             frame = wire.encode(server.hidden.snapshot(server.job.id))
             manifest = await objects.put(self._connection, self._subjects.public("object"), frame)
             before = self._snapshot
-            sizes = list(server.log.sizes.values())
+            sizes = [size for version, size in server.log.sizes.items() if version >= self._first]
             self._snapshot = SnapshotPointer(server.version, server.hidden.digest, manifest, sizes)
             await self._key.write(self._snapshot.to_bytes())
             self._since = 0
