@@ -178,7 +178,6 @@ def test_without_broadcast_no_client_downloads_more_than_a_model_and_a_quarter(
         if step % 5 == 4:  # this one was away for five steps
             downloads.append(run(caught_up(broker.url, job, 900, _folder(tmp_path))))
     digest = ended(serving).summary.digest[16:]
-    assert f"{downloads[-1].core.hidden.digest:016x}" == digest or downloads[-1].core.version < steps
     assert f"{run(caught_up(broker.url, job, 999)).core.hidden.digest:016x}" == digest
     assert max(client.bytes_down for client in downloads) <= 1.25 * whole
 
