@@ -169,20 +169,20 @@ class FederationClient:
         pointer, core = await self._pointer(), self.core
         if pointer is None:
             return False
-        if core.held is None or core.version < pointer.version:
+        before = core.held
+        if before is None or before < pointer.version:
             sizes, whole = pointer.increments, pointer.manifest.size
-            needed = catch_up(core.held, pointer.version, sizes, whole, replaces=False)
+            needed = catch_up(before, pointer.version, sizes, whole, replaces=False)
             if not needed.snapshot and not await self._replay(stop=pointer.version):
                 return False
-            if core.held is None or core.version < pointer.version:  # or an increment is gone
+            # a snapshot precedes its increment by a moment; any other that is missing is gone
+            if needed.snapshot or core.version < pointer.version - 1:
                 await self._apply_snapshot(pointer)
-            if core.held is None or core.version < pointer.version:
-                return False
-            self._confirmed_on = self._connection.reconnects
-        before = core.version
+                if core.version < pointer.version:
+                    return False
         if not await self._replay():
             return False
-        if core.version > before:
+        if core.held != before:
             self._confirmed_on = self._connection.reconnects
         return await self._confirm(pointer)
 

@@ -1,8 +1,7 @@
 """What the server sends out: increments, in a stream whose sequence number is the version, and snapshots.
 
-A snapshot is written whenever the increments since the last one cost a quarter of a model. The stream keeps
-what came after the newest snapshot, and the increments that are cheaper to replay than a snapshot. A client
-that joins at any time downloads at most one model and a quarter.
+A snapshot is written before the increments since the last one cost more than a quarter of a model. The stream
+keeps what came after the newest snapshot, and the increments that are cheaper to replay than a snapshot.
 """
 
 import contextlib
@@ -165,7 +164,8 @@ class Increments:
         if sequence != version:
             raise FencedError(f"version {version} became message {sequence}: the stream is not ours")
         self.last, self._newest_size = version, len(frame)
-        self._since += len(frame)
+        if self._snapshot is None or version > self._snapshot.version:
+            self._since += len(frame)
 
     def _is_ours(self, stored: bytes, data: bytes) -> bool:
         """Whether a stored message is ours, perhaps damaged; then a snapshot must lead past it."""
@@ -180,17 +180,18 @@ class Increments:
         self.damaged = True
         return True
 
-    def due(self, server: Server) -> bool:
-        """Whether the next increment would make those since the newest snapshot exceed a quarter model."""
+    def due(self, server: Server, size: int | None = None) -> bool:
+        """Whether one more increment, of ``size`` bytes or as the last one, makes a snapshot necessary."""
         if self._snapshot is None:
             return True
         whole = server.hidden.snapshot_bytes(server.job.id)
-        return not server.job.replaces and self._since + self._newest_size > SNAPSHOT_EVERY * whole
+        size = self._newest_size if size is None else size
+        return not server.job.replaces and self._since + size > SNAPSHOT_EVERY * whole
 
-    async def snapshot(self, server: Server, *, asked: bool = False) -> bool:
+    async def snapshot(self, server: Server, *, size: int | None = None, asked: bool = False) -> bool:
         """Write a snapshot if one is due or asked for, and drop increments that are no longer needed."""
         asked, self.damaged = asked or self.damaged, False
-        due = self.due(server)
+        due = self.due(server, size)
         due = due or (asked and self._snapshot is not None and self._snapshot.version < server.version)
         if due:
             frame = wire.encode(server.hidden.snapshot(server.job.id))
@@ -213,6 +214,7 @@ class Increments:
             needed = server.version
         else:
             needed = min(self._snapshot.increments, default=self._snapshot.version + 1)
+        needed = min(needed, self.last + 1)  # a snapshot may be one version ahead of the stream
         if needed < self._first + TRIM:
             return
         await self._connection.purge(self._subjects.increments, below=needed)
