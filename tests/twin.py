@@ -6,7 +6,7 @@ functions (x, seed) -> Q(x) that never see a byte; the algorithms hold arrays, n
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -152,67 +152,93 @@ STEP_OF_BITS = tuple(zip(BITS, STEPS, strict=True))
 
 def step_of_bits(bits: float) -> float:
     """Linear interpolation in the table, constant beyond its ends."""
-    if bits <= STEP_OF_BITS[0][0]:
-        return STEP_OF_BITS[0][1]
-    for (low, first), (high, second) in itertools.pairwise(STEP_OF_BITS):
-        if bits < high:
-            return (second - first) / (high - low) * (bits - low) + first
+    for (least, high), (most, low) in itertools.pairwise(STEP_OF_BITS):
+        if bits < most:
+            return high + min(max((bits - least) / (most - least), 0.0), 1.0) * (low - high)
     return STEP_OF_BITS[-1][1]
 
 
-def hadamard(y: Vector) -> Vector:
-    """The orthonormal Hadamard transform of 1024 numbers."""
+def transformed(block: Vector) -> Vector:
+    """The Hadamard transform of the columns of 32 × 32 numbers, times √32."""
     half = 1
-    while half < 1024:
-        pairs = y.reshape(-1, 2, half)
-        y = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).ravel()
+    while half < 32:
+        pairs = block.reshape(-1, 2, half, 32)
+        block = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(32, 32)
         half *= 2
-    return y * F32(1 / 32)
+    return block
 
 
 def random_signs(seed: int, block: int) -> list[Vector]:
-    """The two sign vectors of a block."""
-    drawn = random_words(derive(seed, "rotation") & 0xFFFFFFFF, 256 * block, 256)
-    octets = [int(word) >> shift & 255 for word in drawn for shift in (0, 8, 16, 24)]
-    return [np.array([-1 if octet >> turn & 1 else 1 for octet in octets], F32) for turn in (0, 1)]
+    """The two matrices of signs of a block."""
+    drawn = random_words(derive(seed, "rotation") & 0xFFFFFFFF, 64 * block, 64)
+    return [
+        np.array([[-1 if int(word) >> row & 1 else 1 for word in words] for row in range(32)], F32)
+        for words in (drawn[:32], drawn[32:])
+    ]
+
+
+def turned(y: Vector, first: Vector, second: Vector) -> Vector:
+    """Signs, transform, signs, transform: 1024 times as long."""
+    y = transformed(transformed(first * y.reshape(32, 32)).T)
+    return transformed(transformed(second * y).T)
+
+
+def turned_back(y: Vector, first: Vector, second: Vector) -> Vector:
+    """The inverse of ``turned``, again 1024 times as long."""
+    y = transformed(transformed(y.reshape(32, 32)).T)
+    return first * transformed(transformed(second * y).T)
+
+
+def summed(numbers: Iterable[float]) -> float:
+    """The sum, one after the other."""
+    total = 0.0
+    for number in numbers:
+        total += float(number)
+    return total
 
 
 def rotated(bits: float) -> TwinQuantizer:
     """Rotation, dead zone, one factor for every block, rotation back; for numbers of ordinary size."""
     rounding, place = 1 / 3, 0.4
 
+    def power_of(x: Vector) -> float:
+        a, b, c, d = np.square(x.astype(np.float64)).reshape(8, 4, 32).transpose(1, 0, 2)
+        sums = np.zeros(32)
+        for row in (a + b) + (c + d):
+            sums += row
+        return summed(sums)
+
+    def power_of_turned(y: Vector) -> float:
+        sums = np.zeros(128, F32)
+        for a, b in np.square(y).reshape(4, 2, 128):
+            sums += a + b
+        return summed(sums)
+
     def quantize(x: Vector, seed: int) -> Vector:
         count = -(-x.size // 1024)
         padded = np.concatenate([x, np.zeros(1024 * count - x.size, F32)]).reshape(count, 1024)
-        signs = [random_signs(seed, block) for block in range(count)]
-        rows = [hadamard(s[1] * hadamard(s[0] * row)) for s, row in zip(signs, padded, strict=True)]
-        powers = []
-        for row in rows:
-            power = 0.0
-            for value in row:
-                power += float(value) * float(value)
-            powers.append(power)
-        total = 0.0
-        for power in powers:
-            total += math.sqrt(power)
+        powers = [power_of(row) for row in padded]
+        total = summed(math.sqrt(power) for power in powers)
+        scale = 2.0 ** -math.frexp(float(np.abs(x).max()))[1]
         out = np.zeros_like(padded)
-        for block, (row, power) in enumerate(zip(rows, powers, strict=True)):
-            if not power:
+        for block, power in enumerate(powers):
+            if power <= max(powers) * 2.0**-50:
                 continue
-            step = step_of_bits(bits * math.sqrt(power) * (count / total))
-            rate = 1 / (step * math.sqrt(power / 1024))
-            codes = [int(abs(float(value)) * rate + rounding) for value in row]
+            step, signs = step_of_bits(bits * math.sqrt(power) * (count / total)), random_signs(seed, block)
+            row = turned(padded[block] * F32(scale), *signs).ravel()
+            energy = power_of_turned(row)
+            rate = 1 / (step * math.sqrt(energy / 1024))
+            limit = F32((1 - rounding) / rate)
+            codes = [max(int(abs(float(v)) * rate + rounding), 1) if abs(v) >= limit else 0 for v in row]
             if not any(codes):
                 codes[int(np.argmax(np.abs(row)))] = 1
-            product = 0.0
-            for value, code in zip(row, codes, strict=True):
-                if code:
-                    product += abs(float(value)) * (code - rounding + place)
-            exact = int(np.array(power / product, F32).view(np.uint32))
-            factor = np.array((exact + 0x8000 >> 16) << 16, np.uint32).view(F32)
-            points = [factor * F32(code - rounding + place) if code else F32(0) for code in codes]
-            y = np.array(points, F32) * np.sign(row)
-            out[block] = signs[block][0] * hadamard(signs[block][1] * hadamard(y))
+            product = summed(
+                abs(float(v)) * (k - rounding + place) for v, k in zip(row, codes, strict=True) if k
+            )
+            exact = int(np.array(energy / product / 1024, F32).view(np.uint32))
+            factor = np.array((exact + 0x10000 >> 17) << 17, np.uint32).view(F32) * F32(1 / scale)
+            points = [factor * F32((k - rounding + place) / 1024) if k else F32(0) for k in codes]
+            out[block] = turned_back(np.array(points, F32) * np.sign(row), *signs).ravel()
         return out.ravel()[: x.size]
 
     return quantize
@@ -251,15 +277,11 @@ def deadzone(step: float) -> TwinQuantizer:
         scaled = np.abs(x) * (F32(1) / width)
         codes = (scaled + rounding).astype(int)
         levels = np.arange(codes.max() + 1) - float(rounding)
+        inside = (np.floor((scaled + rounding - codes.astype(F32)) * F32(65536))).astype(int)
         for cell in range(1, 5):
-            chosen = codes == cell if cell < 4 else (codes >= 4) & (codes < 4095)
-            inside = [
-                float(v) - (int(k) - float(rounding))
-                for v, k in zip(scaled[chosen], codes[chosen], strict=True)
-            ]
-            mean = math.fsum(inside) / len(inside) if inside else 0.5
-            place = (min(max(math.floor(mean * 256), 0), 255) + 0.5) / 256
-            levels[cell : cell + 1 if cell < 4 else None] += place
+            chosen = inside[codes == cell if cell < 4 else codes >= 4]
+            place = min(max(int(chosen.sum()) // len(chosen) >> 8, 0), 255) if len(chosen) else 128
+            levels[cell : cell + 1 if cell < 4 else None] += (place + 0.5) / 256
         levels[0] = 0
         points = (levels * float(width)).astype(F32)
         out: Vector = np.where(x < 0, -points[codes], points[codes])

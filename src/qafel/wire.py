@@ -25,7 +25,8 @@ import xxhash
 from qafel.errors import FormatError, FrameError
 
 MAGIC = b"QF"
-FORMAT = 1
+FORMAT = 2
+"""Version of the frames and of the quantizers' payloads in them."""
 HEADER = len(MAGIC) + 1 + 8
 MAX_OVERHEAD = 64
 """An Update or Increment is at most this much longer than its payload."""

@@ -19,7 +19,8 @@ from specs import SPECS
 
 PATH = Path(__file__).with_name("vectors.json")
 SIZE, LONG, SEED = 301, 1301, 20230601
-LAYOUT = Layout.of({"weight": (20, 14), "bias": (21,)})
+LAYOUT = Layout.of({"weight": (20, 5), "kernels": (5, 4, 3, 3), "bias": (21,)})
+WITH_LAYOUT = ("affine:4", "dither:step=0.5", "deadzone:step=0.5")
 MESSAGES: list[wire.Message] = [
     Update(1, 2, 3, 4, b"payload"),
     Update(2**64 - 1, 2**64 - 1, 2**40 - 1, 2**40 - 1, b"\xff" * 300),
@@ -85,7 +86,7 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
 def make() -> dict[str, Any]:
     return {
         "quantizers": {spec: quantizer_vector(spec) for spec in SPECS},
-        "affine_with_layout": quantizer_vector("affine:4", LAYOUT),
+        "with_layout": {spec: quantizer_vector(spec, LAYOUT) for spec in WITH_LAYOUT},
         "frames": [[type(m).__name__, wire.encode(m).hex()] for m in MESSAGES],
         "federations": {name: federation(options) for name, options in FEDERATIONS.items()},
     }

@@ -27,7 +27,7 @@ def test_every_registered_quantizer_has_committed_bytes() -> None:
 
 
 def test_affine_bytes_with_a_layout() -> None:
-    assert make.quantizer_vector("affine:4", make.LAYOUT) == VECTORS["affine_with_layout"]
+    assert {s: make.quantizer_vector(s, make.LAYOUT) for s in make.WITH_LAYOUT} == VECTORS["with_layout"]
 
 
 def test_frame_bytes_in_both_directions() -> None:

@@ -1,4 +1,4 @@
-"""Speed of the codecs on one thread, in units of ``np.copyto`` of the same array in the same rounds."""
+"""Speed of the codecs, in units of ``np.copyto`` of the same array in the same rounds."""
 
 import statistics
 import time
@@ -9,13 +9,15 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.threads import set_threads, thread_count
+from qafel.config import CLIENT_QUANTIZER, DEFAULT_QUANTIZER, SERVER_QUANTIZER
 from qafel.quantizers import Quantizer, quantizer
 from qafel.streams import generator
 
 SIZES = (29_282, 1_000_000, 11_000_000)
 SPECS = (
-    "identity",
-    "qsgd:4,bucket=256,norm=max",
+    CLIENT_QUANTIZER,
+    SERVER_QUANTIZER,
+    DEFAULT_QUANTIZER,
     "qsgd:8,bucket=256,norm=max",
     "qsgd:2,bucket=256,norm=max",
     "qsgd:4",
@@ -24,18 +26,16 @@ SPECS = (
     "randk:0.1,scaled",
     "contract:qsgd:4",
     "induced:topk:0.1+qsgd:4,bucket=256,norm=max",
-    "qsgd:4,bucket=256,norm=max,coding=range",
-    "dither:step=0.75,coding=fixed",
     "dither:step=2",
-    "dither:step=2,coding=rans",
-    "deadzone:step=2",
-    "deadzone:step=2,coding=rans",
-    "rotated:bits=0.5",
     "eden:2",
     "sign",
     "natural",
     "ternary",
+    "identity",
 )
+IN_THREADS = SPECS[:3]
+"""Quantizers that are also timed on all threads where a vector is long enough."""
+LONG = 100_000
 ROUND_SECONDS = 0.01
 """A round repeats what it times at least this long."""
 
@@ -45,6 +45,7 @@ class Row(msgspec.Struct, frozen=True):
 
     spec: str
     size: int
+    threads: int
     payload_bytes: int
     bits: float
     nmse: float
@@ -60,18 +61,19 @@ def bench_codec(
 ) -> Iterator[Row]:
     """Time every quantizer at every size, one row at a time."""
     before = thread_count()
-    set_threads(1)
     try:
         for size in sizes:
             x = vectors.zeros(size)
             x[:] = generator(0, "bench", size).standard_normal(size, dtype=np.float32) * np.float32(1e-3)
             for q in map(quantizer, specs):
-                yield _row(q, x, rounds)
+                for threads in sorted({1, before if size > LONG and q.spec in IN_THREADS else 1}):
+                    set_threads(threads)
+                    yield _row(q, x, rounds, threads)
     finally:
         set_threads(before)
 
 
-def _row(q: Quantizer, x: vectors.Vector, rounds: int) -> Row:
+def _row(q: Quantizer, x: vectors.Vector, rounds: int, threads: int) -> Row:
     twin, total = vectors.zeros(x.size), vectors.zeros(x.size)
     payload = q.encode(x, 0)
     error = q.decode(payload, x.size) - x
@@ -84,6 +86,7 @@ def _row(q: Quantizer, x: vectors.Vector, rounds: int) -> Row:
     return Row(
         spec=q.spec,
         size=x.size,
+        threads=threads,
         payload_bytes=len(payload),
         bits=8 * len(payload) / x.size,
         nmse=float(error @ error) / float(x @ x),

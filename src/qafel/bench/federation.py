@@ -1,6 +1,7 @@
 """Speed of a federation over a real broker, in units of the raw broker with the same bytes in the same run.
 
-updates    from the publisher's acknowledgement through validation into the buffer and a checkpoint
+updates    from the publisher's acknowledgement through validation into the buffer and a checkpoint, with
+           the default quantizers and with 4-bit QSGD
 synced     the same with a broker that syncs every message to disk
 fan-out    increments, stored and fenced, to many connections
 latency    from an upload to its acknowledgement, at half load
@@ -8,11 +9,12 @@ clients    many connected clients that follow and ask; the memory of the server
 """
 
 import asyncio
+import itertools
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,8 @@ class Scale(msgspec.Struct, frozen=True):
     rounds: int = 3
 
 
+DEFAULTS: dict[str, str] = {}
+FOUR_BITS = {"client_quantizer": DEFAULT_QUANTIZER, "server_quantizer": DEFAULT_QUANTIZER}
 PARTS = (
     "updates",
     "synced",
@@ -71,26 +75,34 @@ PARTS = (
 QUICK = Scale(600, 60, 20, 20, 1.0, 40, 2.0, 1)
 
 
-def updates(folder: Path, count: int, rounds: int, *, sync_always: bool) -> dict[str, Any]:
-    """A federation and the raw broker in turn, each with a store of its own."""
-    chosen = plan(count)
-    uploads = frames(chosen.job(SIZE), count)
-    rates: dict[str, list[float]] = {"raw": [], "ours": []}
+def updates(
+    folder: Path, count: int, rounds: int, kinds: Mapping[str, Mapping[str, str]], *, sync_always: bool
+) -> dict[str, dict[str, Any]]:
+    """Federations and the raw broker in turn, each with a store of its own; by name of the quantizers."""
+    plans = {name: plan(count, **quantizers) for name, quantizers in kinds.items()}
+    uploads = {name: frames(chosen.job(SIZE), count) for name, chosen in plans.items()}
+    rates: dict[str, dict[str, list[float]]] = {name: {"raw": [], "ours": []} for name in kinds}
     for k in range(rounds):
-        for kind, values in rates.items():
-            where = folder / f"{kind}-{k}"
+        for name, kind in itertools.product(kinds, ("raw", "ours")):
+            where = folder / f"{name}-{kind}-{k}"
             with Broker(where / "broker", sync_always=sync_always) as broker:
                 if kind == "raw":
                     consumer = partial(consume, broker.url, count)
                 else:
-                    consumer = partial(run_server, broker.url, where / "server", chosen)
-                values.append(upload_rate(consumer, broker.url, uploads, raw=kind == "raw"))
+                    consumer = partial(run_server, broker.url, where / "server", plans[name])
+                rates[name][kind].append(upload_rate(consumer, broker.url, uploads[name], raw=kind == "raw"))
     return {
-        "uploads": count,
-        "bytes": statistics.median(len(frame) for _, frame in uploads),
-        "sync": "always" if sync_always else "the broker's default",
-        "updates_per_second": statistics.median(rates["ours"]),
-        **_against_raw(rates),
+        name: {
+            "uploads": count,
+            "bytes": statistics.median(len(frame) for _, frame in uploads[name]),
+            "sync": "always" if sync_always else "the broker's default",
+            "updates_per_second": statistics.median(mine["ours"]),
+            **_against_raw(mine),
+            "to_last": statistics.median(
+                a / b for a, b in zip(mine["ours"], list(rates.values())[-1]["ours"], strict=True)
+            ),
+        }
+        for name, mine in rates.items()
     }
 
 
@@ -216,9 +228,11 @@ def bench(scale: Scale) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run all parts; yields (name, numbers) of each."""
     with tempfile.TemporaryDirectory(prefix="qafel-bench-") as name:
         folder = Path(name)
-        measured = updates(folder / "updates", scale.uploads, scale.rounds, sync_always=False)
+        kinds = {"defaults": DEFAULTS, "4-bit QSGD": FOUR_BITS}
+        measured = updates(folder / "updates", scale.uploads, scale.rounds, kinds, sync_always=False)
         yield "updates", measured
-        yield "synced", updates(folder / "synced", scale.synced, scale.rounds, sync_always=True)
+        kinds = {"defaults": DEFAULTS}
+        yield "synced", updates(folder / "synced", scale.synced, scale.rounds, kinds, sync_always=True)
         for spec in (SERVER_QUANTIZER, DEFAULT_QUANTIZER):
             where = folder / f"fan-{spec[:4]}"
             yield (
@@ -227,6 +241,8 @@ def bench(scale: Scale) -> Iterator[tuple[str, dict[str, Any]]]:
             )
         yield (
             "latency",
-            latency(folder / "latency", measured["updates_per_second"] / 2, scale.latency_seconds),
+            latency(
+                folder / "latency", measured["defaults"]["updates_per_second"] / 2, scale.latency_seconds
+            ),
         )
         yield "clients", crowd(folder / "crowd", scale.clients, scale.held_seconds)

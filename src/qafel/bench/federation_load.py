@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from qafel import vectors, wire
-from qafel.config import DEFAULT_QUANTIZER, Job
+from qafel.config import Job
 from qafel.federation import Plan, Subjects, serve
 from qafel.federation.leases import Ask
 from qafel.federation.nats import Connection
@@ -26,13 +26,12 @@ OWNERS = 1000
 _fork = multiprocessing.get_context("fork")
 
 
-def plan(uploads: int) -> Plan:
-    """A federation whose model has the size of the paper's CNN."""
+def plan(uploads: int, **quantizers: Any) -> Plan:
+    """A federation whose model has the size of the paper's CNN; the quantizers are the defaults."""
     return Plan(
         name="bench",
         uploads=uploads,
-        client_quantizer=DEFAULT_QUANTIZER,
-        server_quantizer=DEFAULT_QUANTIZER,
+        **quantizers,
         evaluate_every=1 << 39,
         checkpoint_seconds=0.5,
         max_pending=1 << 20,
@@ -41,7 +40,7 @@ def plan(uploads: int) -> Plan:
 
 
 def frames(job: Job, count: int) -> list[tuple[int, bytes]]:
-    """(client, update frame of 15 kB), in the order in which they are published."""
+    """(client, update frame), in the order in which they are published."""
     make = _frame_maker(job)
     return [(k % OWNERS, make(k % OWNERS, k // OWNERS, derive(job.seed, k))) for k in range(count)]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from qafel.bench.sim import FOUR_BITS
 from qafel.errors import QafelError
 from qafel.runs.folder import RunFolder
 from qafel.sim import Settings, Simulation
@@ -51,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def measure(name: str, out: Path, progress: Callable[[Simulation], None]) -> Memory:
     """Run one of CASES in this process and its workers, and record their memory while it runs."""
-    settings = Settings(**FOUR_BITS, **CASES[name])
+    settings = Settings(**CASES[name])
     learner = settings.learner()
     folder = RunFolder.create(out, settings.to_toml())
     peaks: list[float] = []

@@ -2,8 +2,8 @@
 
 The yardstick is the simplest loop: load the parameters, forward, backward, flat delta; one thread in a
 process of its own, the paper's CNN on 20 images. It is timed as it is, and with the memory settings of our
-workers. A whole run on all cores is measured against it: QAFeL with 4 bits each way, clock, codecs and server
-included.
+workers. A whole run on all cores is measured against it, clock, codecs and server included: with the default
+quantizers, and for the first engine also with 4-bit QSGD.
 """
 
 import multiprocessing
@@ -28,14 +28,17 @@ EVENTS = 4_000_000
 WARM = 100
 """Uploads that are not timed, before an engine's rounds: the yardstick warms up as well."""
 
-FOUR_BITS: dict[str, Any] = {"client_quantizer": DEFAULT_QUANTIZER, "server_quantizer": DEFAULT_QUANTIZER}
-"""QAFeL 4/4, set here because the defaults of runs are other quantizers."""
+QUANTIZERS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "4-bit QSGD": {"client_quantizer": DEFAULT_QUANTIZER, "server_quantizer": DEFAULT_QUANTIZER},
+}
 
 
 class Speed(msgspec.Struct, frozen=True):
     """One engine against the yardstick; ratios are medians over rounds."""
 
     engine: str
+    quantizers: str
     workers: int
     updates_per_second: float
     """Updates that were trained and encoded, those still in flight at the end included."""
@@ -128,22 +131,29 @@ def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], 
         table = images()
         for engine in engines:
             tell(f"{engine}: preparing")
-            settings = Settings(
-                data=lambda: table,
-                engine=engine,
-                uploads=uploads,
-                evaluate_every=uploads,
-                held_out_samples=1,
-                **FOUR_BITS,
-            )
-            learner = settings.learner()
-            Simulation(msgspec.structs.replace(settings, uploads=WARM), learner, layout=learner.layout).run()
-            rows = []
+            fixed: dict[str, Any] = {
+                "engine": engine,
+                "uploads": uploads,
+                "evaluate_every": uploads,
+                "held_out_samples": 1,
+            }
+            chosen = {
+                name: Settings(data=lambda: table, **fixed, **quantizers)
+                for name, quantizers in QUANTIZERS.items()
+                if engine == engines[0] or not quantizers
+            }
+            learner = chosen["defaults"].learner()
+            for settings in chosen.values():
+                warm = msgspec.structs.replace(settings, uploads=WARM)
+                Simulation(warm, learner, layout=learner.layout).run()
+            rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in chosen}
             for k in range(rounds):
-                tell(f"{engine}: round {k + 1} of {rounds}")
-                rows.append(_round(settings, learner, bare, tuned))
-            medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-            yield Speed(engine, cores(), *medians)
+                for name, settings in chosen.items():
+                    tell(f"{engine}, {name}: round {k + 1} of {rounds}")
+                    rows[name].append(_round(settings, learner, bare, tuned))
+            for name, mine in rows.items():
+                medians = [statistics.median(column) for column in zip(*mine, strict=True)]
+                yield Speed(engine, name, cores(), *medians)
     finally:
         bare.close()
         tuned.close()

@@ -27,15 +27,15 @@ def codec(
     on: Annotated[
         Path | None,
         typer.Option(
-            "--on", help="Also measure the entropy coders, and bits against error, on these .npz deltas."
+            "--on", help="Also measure the coder of integers, and bits against error, on these .npz deltas."
         ),
     ] = None,
     out: Out = None,
     json: show.Json = False,
 ) -> None:
-    """Speed of encode and decode-and-add on one thread, in units of np.copyto of the same array.
+    """Speed of encode and decode-and-add, in units of np.copyto of the same array; the defaults come first.
 
-    With --on, also measure the entropy coders and bits against error, and draw a figure beside --out.
+    With --on, also measure the coder of integers and bits against error, and draw a figure beside --out.
 
     Example: qafel bench codec qsgd:4,bucket=256,norm=max -d 1000000 --json
     """
@@ -52,20 +52,19 @@ def codec(
     sizes = size or list(bench_codec.SIZES)
     rows, coders, points = [], [], []
     with show.progress(quiet=json) as bar:
-        task = bar.add_task("timing", total=len(chosen) * len(sizes))
+        task = bar.add_task("timing", total=None)
         for row in bench_codec.bench_codec(sizes, chosen, rounds):
             rows.append(row)
             bar.update(task, advance=1, description=f"{row.spec} at {row.size:,}")
         for coder in bench_rate.coders(deltas, rounds) if deltas else ():
             coders.append(coder)
-            bar.update(task, description=f"{coder.coding} coder")
+            bar.update(task, description=f"integers, step {coder.step:g}")
         for point in bench_rate.points(deltas) if deltas else ():
             points.append(point)
             bar.update(task, description=f"{point.spec} on deltas")
     figure = bench_rate.draw(points, out.with_suffix(".png")) if out and points else None
     answer = {
         "yardstick": "np.copyto",
-        "threads": 1,
         "rounds": rounds,
         **provenance("qafel", "numpy", "numba"),
         "rows": rows,
@@ -101,7 +100,7 @@ def sim(
     _check_out(out)
     rows = []
     with show.progress(quiet=json) as bar:
-        task = bar.add_task("timing", total=len(engines) + 1)
+        task = bar.add_task("timing", total=len(engines) + 2)
         for row in bench_sim.speeds(
             engines, rounds, uploads, lambda text: bar.update(task, description=text)
         ):

@@ -23,12 +23,13 @@ def codec(
     if figure:
         show.line(f"Figure: {figure}\n")
     show.table(
-        "Codecs on one thread; × = times np.copyto of the same array in the same rounds",
-        ["spec", "d", "bits/coord", "NMSE", "copy µs", "encode ×", "decode-and-add ×"],
+        "Codecs; × = times np.copyto of the same array in the same rounds",
+        ["spec", "d", "threads", "bits/coord", "NMSE", "copy µs", "encode ×", "decode-and-add ×"],
         (
             [
                 row.spec,
                 f"{row.size:,}",
+                f"{row.threads}",
                 f"{row.bits:.2f}",
                 show.number(row.nmse, 2),
                 show.number(row.copy_us),
@@ -54,11 +55,10 @@ def _rates(points: "Sequence[Point]") -> None:
 
 def _coders(coders: "Sequence[Coder]") -> None:
     show.table(
-        "Entropy coders on a million integers; × = times np.copyto of as many float32",
-        ["coder", "step", "threads", "bits", "encode ×", "decode ×", "encode M/s", "decode M/s"],
+        "The coder of integers on a million of them; × = times np.copyto of as many float32",
+        ["step", "threads", "bits", "encode ×", "decode ×", "encode M/s", "decode M/s"],
         (
             [
-                c.coding,
                 show.number(c.step),
                 f"{c.threads}",
                 f"{c.bits:.3f}",
@@ -76,12 +76,21 @@ def _coders(coders: "Sequence[Coder]") -> None:
 def sim(rows: "Sequence[Speed]", clocks: "Sequence[Timelines]") -> None:
     """Engines against the bare loop, and the clock alone."""
     show.table(
-        "The paper's CNN, 20 images a client, QAFeL 4/4 end to end; × = times a bare PyTorch loop in the "
-        "same rounds",
-        ["engine", "workers", "updates/s", "bare loop/s", "×", "× (tuned loop)", "not training"],
+        "The paper's CNN, 20 images a client, end to end; × = times a bare PyTorch loop in the same rounds",
+        [
+            "engine",
+            "quantizers",
+            "workers",
+            "updates/s",
+            "bare loop/s",
+            "×",
+            "× (tuned loop)",
+            "not training",
+        ],
         (
             [
                 row.engine,
+                row.quantizers,
                 str(row.workers),
                 f"{row.updates_per_second:.0f}",
                 f"{row.bare_per_second:.1f}",
@@ -121,6 +130,10 @@ def memory(rows: "Sequence[Memory]") -> None:
 
 def federation(parts: Mapping[str, Mapping[str, Any]]) -> None:
     """Rates against the raw broker, latency and connected clients."""
+    rows = {
+        f"{part}, {kind}": numbers for part in ("updates", "synced") for kind, numbers in parts[part].items()
+    }
+    rows |= {name: numbers for name, numbers in parts.items() if "ratio" in numbers}
     show.table(
         "Against the raw broker with the same bytes, in the same rounds",
         ["part", "kB", "a second", "raw", "×"],
@@ -132,10 +145,10 @@ def federation(parts: Mapping[str, Mapping[str, Any]]) -> None:
                 f"{numbers['raw_per_second']:,.0f}",
                 f"{numbers['ratio']:.2f}",
             ]
-            for name, numbers in parts.items()
-            if "ratio" in numbers
+            for name, numbers in rows.items()
         ],
     )
+    show.line(f"\nThe defaults take {parts['updates']['defaults']['to_last']:.2f} of 4-bit QSGD's updates/s.")
     late, crowd = parts["latency"], parts["clients"]
     show.line(
         f"\nUpload to acknowledgement at {late['updates_per_second']:,.0f}/s: median {late['p50_ms']:.2f}, "

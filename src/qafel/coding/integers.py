@@ -3,15 +3,15 @@
 The first byte names the coding:
 
     FIXED   the largest magnitude m (uint16), then q + m, packed by ``bitplanes``
-    RANGE   the adaptive range coder (``range_coder``): the fewest bytes, about 25 million numbers a second
-    RANS    (``rans``): several times faster on long vectors. The lengths of streams of 2¹⁹ numbers (uint32),
-            then the streams
+    RANGE   the range coder with an adaptive model (``integers_kernels``), in streams of 2¹⁹ numbers: the
+            lengths of all streams but the last (uint32), then the streams
 
-Encoder and decoder know the number of integers and the largest magnitude that is allowed.
+Encoder and decoder know the number of integers, the largest magnitude that is allowed, and the ``rows``: the
+matrices, if any, that the numbers are.
 """
 
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,12 @@ from qafel.errors import FrameError
 
 Integers = npt.NDArray[np.int16]
 Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint16]
+Rows = npt.NDArray[np.int64]
+"""(end, width) of consecutive matrices that cover all numbers; width 0 for what is no matrix."""
 
-FIXED, RANGE, RANS = range(3)
-CODINGS = ("fixed", "range", "rans")
+FIXED, RANGE = range(2)
+CODINGS = ("fixed", "range")
 MAX_MAGNITUDE = (1 << 15) - 1
 DENSITY = 13
 """A byte of a range coding holds fewer than 2¹³ numbers: a decision costs at least 1/700 of a bit."""
@@ -38,19 +41,14 @@ def max_integer_bytes(size: int, max_magnitude: int) -> int:
     return 3 + max(packed_bytes(size, width) for width in range(_width(max_magnitude) + 1)) if size else 1
 
 
-def encode_integers(q: Integers, coding: str) -> bytes:
-    """Return the shorter of ``coding`` and fixed width."""
-    from qafel.coding import rans_digits
+def encode_integers(q: Integers, rows: Rows | None = None) -> bytes:
+    """Return the shorter of the two codings."""
+    from qafel.coding import integers_kernels
 
     q = np.ascontiguousarray(q, np.int16)
-    magnitude = int(rans_digits.largest(q))
+    magnitude = int(integers_kernels.largest(q))
     limit = 3 + packed_bytes(q.size, _width(magnitude))
-    if coding == "range" and q.size:
-        coded = _range(q, limit)
-    elif coding == "rans" and q.size:
-        coded = _rans(q, limit)
-    else:
-        coded = None
+    coded = _range(q, _all_rows(q.size, rows)) if q.size else None
     return coded if coded is not None and len(coded) < limit else _fixed(q, magnitude)
 
 
@@ -66,27 +64,57 @@ def check_integers(data: bytes | memoryview, size: int, max_magnitude: int) -> N
     elif data[0] == FIXED:
         magnitude = int.from_bytes(data[1:3], "little")
         possible = magnitude <= max_magnitude and length == 3 + packed_bytes(size, _width(magnitude))
-    elif data[0] == RANGE:
-        possible = length > size >> DENSITY
     else:
-        possible = length > 4 * -(-size // STREAM)
+        possible = length > max(size >> DENSITY, 4 * (-(-size // STREAM) - 1))
     if not possible:
         raise FrameError(f"these {length} bytes are not a coding of {size} numbers up to {max_magnitude}")
 
 
-def decode_integers(data: bytes | memoryview, size: int, max_magnitude: int) -> Integers:
+def decode_integers(
+    data: bytes | memoryview, size: int, max_magnitude: int, rows: Rows | None = None
+) -> Integers:
     """Return the ``size`` numbers up to ``max_magnitude`` that ``encode_integers`` wrote.
 
     Raises FrameError if ``data`` is not such a coding.
     """
     check_integers(data, size, max_magnitude)
     body, q = np.frombuffer(data, np.uint8, offset=1), np.empty(size, np.int16)
-    read = {FIXED: _read_fixed, RANGE: _read_range, RANS: _read_rans}[data[0]]
-    if not read(body, max_magnitude, q):
+    if not (
+        _read_fixed(body, q)
+        if data[0] == FIXED
+        else _read_range(body, max_magnitude, _all_rows(size, rows), q)
+    ):
         raise FrameError(
             f"these bytes are not a {CODINGS[data[0]]} coding of {size} numbers up to {max_magnitude}"
         )
     return q
+
+
+def write_streams(streams: list[bytes]) -> bytes:
+    """Return the lengths of all streams but the last, then the streams."""
+    lengths = np.array([len(stream) for stream in streams[:-1]], np.uint32)
+    return b"".join([lengths.tobytes(), *streams])
+
+
+def read_streams(body: Bytes, count: int) -> list[Words] | None:
+    """Return the words of every stream, with zeros after them; None if these are not so many streams."""
+    from qafel.coding.range_coder import PADDING
+
+    head = 4 * (count - 1)
+    ends = list(accumulate(np.frombuffer(body[:head].tobytes(), np.uint32).tolist(), initial=head))
+    ends.append(len(body))
+    streams = []
+    for start, end in pairwise(ends):
+        if end <= start or (end - start) % 2 or end > len(body):
+            return None
+        words = np.zeros((end - start) // 2 + PADDING, np.uint16)
+        words.view(np.uint8)[: end - start] = body[start:end]
+        streams.append(words)
+    return streams
+
+
+def _all_rows(size: int, rows: Rows | None) -> Rows:
+    return np.array([[size, 0]]) if rows is None else rows
 
 
 def _width(max_magnitude: int) -> int:
@@ -106,63 +134,39 @@ def _fixed(q: Integers, magnitude: int) -> bytes:
     return out.tobytes()
 
 
-def _read_fixed(body: Bytes, max_magnitude: int, q: Integers) -> bool:
+def _read_fixed(body: Bytes, q: Integers) -> bool:
     from qafel.coding import bitplanes_kernels
 
-    del max_magnitude  # ``check_integers`` compared it with the one in the payload
     if not q.size:
         return True
     magnitude = int(body[:2].copy().view(np.uint16)[0])
     return not bitplanes_kernels.unpack_integers(body[2:], magnitude, _width(magnitude), q)
 
 
-def _range(q: Integers, limit: int) -> bytes | None:
-    """Return None if the coding is longer than ``limit``."""
-    from qafel.coding import range_coder
+def _range(q: Integers, rows: Rows) -> bytes | None:
+    """Return None if a stream is longer than its numbers are as int16."""
+    from qafel.coding import integers_kernels
+    from qafel.coding.range_coder import PADDING
 
-    out = np.empty(limit + range_coder.MAX_NUMBER_BYTES, np.uint8)
-    count = range_coder.encode(q, out[1:])
-    if count < 0:
-        return None
-    out[0] = RANGE
-    return out[: 1 + count].tobytes()
+    def stream(start: int) -> bytes:
+        part = q[start : start + STREAM]
+        out = scratch(2 * (part.size + 2 * PADDING)).view(np.uint16)
+        count = integers_kernels.encode(part, start, rows, out)
+        return out[: max(count, 0)].tobytes()
 
-
-def _read_range(body: Bytes, max_magnitude: int, q: Integers) -> bool:
-    from qafel.coding import range_coder
-
-    return not range_coder.decode(body, max_magnitude, q)
+    streams = over_parts(stream, q.size, STREAM)
+    return bytes([RANGE]) + write_streams(streams) if all(streams) else None
 
 
-def _rans(q: Integers, limit: int) -> bytes | None:
-    """Return None if the coding is longer than ``limit``."""
-    parts = over_parts(lambda start: _rans_stream(q[start : start + STREAM]), q.size, STREAM)
-    if not all(parts) or sum(map(len, parts)) > limit:
-        return None
-    sizes = np.array([len(part) for part in parts], np.uint32)
-    return b"".join([bytes([RANS]), sizes.tobytes(), *parts])
+def _read_range(body: Bytes, max_magnitude: int, rows: Rows, q: Integers) -> bool:
+    from qafel.coding import integers_kernels
 
-
-def _rans_stream(q: Integers) -> bytes:
-    """Return the stream, empty if it would be longer than the numbers are as int16."""
-    from qafel.coding import rans
-
-    room = scratch(rans.scratch_bytes(q.size))
-    start, end = rans.encode(q, room)
-    return room[start:end].tobytes()
-
-
-def _read_rans(body: Bytes, max_magnitude: int, q: Integers) -> bool:
-    from qafel.coding import rans
-
-    head = 4 * -(-q.size // STREAM)
-    ends = list(accumulate(np.frombuffer(body[:head].tobytes(), np.uint32).tolist(), initial=head))
-    if ends[-1] != len(body):
+    streams = read_streams(body, -(-q.size // STREAM))
+    if streams is None:
         return False
 
     def read(start: int) -> bool:
-        k, part = start // STREAM, q[start : start + STREAM]
-        room = scratch(rans.scratch_bytes(part.size))
-        return not rans.decode(body[ends[k] : ends[k + 1]], max_magnitude, room, part)
+        words, part = streams[start // STREAM], q[start : start + STREAM]
+        return not integers_kernels.decode(words, start, rows, max_magnitude, part)
 
     return all(over_parts(read, q.size, STREAM))

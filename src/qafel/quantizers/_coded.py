@@ -1,7 +1,8 @@
 """Quantizers whose payload ends with integers in a coding of ``qafel.coding.integers``.
 
 ``Coded`` is the base of all of them. ``Stepped`` is the base of those whose integers count steps
-(``_scaled``); with a layout, they transform the 3 × 3 kernels of convolutions first (``_spatial``).
+(``_scaled``); with a layout, they transform the 3 × 3 kernels of convolutions first (``_spatial``), and the
+coder predicts signs within a layer.
 """
 
 from abc import abstractmethod
@@ -11,16 +12,10 @@ from typing import ClassVar, Self
 import numpy as np
 
 from qafel import vectors
-from qafel.coding.integers import (
-    CODINGS,
-    Integers,
-    check_integers,
-    decode_integers,
-    max_integer_bytes,
-)
+from qafel.coding.integers import Integers, Rows, check_integers, decode_integers, max_integer_bytes
 from qafel.errors import FrameError, VectorError
 from qafel.quantizers import _scaled, _spatial
-from qafel.quantizers._base import Additive, Quantizer, finite_vector
+from qafel.quantizers._base import Additive, finite_vector
 from qafel.quantizers._scaled import Goal
 from qafel.quantizers._spec import Arguments
 from qafel.vectors import Layout, Vector
@@ -36,6 +31,11 @@ class Coded(Additive):
     @abstractmethod
     def integers(self, size: int) -> tuple[int, int]:
         """Return the number of integers and the largest magnitude that one can have."""
+
+    @property
+    def rows(self) -> Rows | None:
+        """The matrices that the integers are, None if that is unknown."""
+        return None
 
     def max_magnitude(self, data: bytes, limit: int) -> int:
         """Return the largest magnitude, at most ``limit``, that integers after this head can have.
@@ -62,25 +62,7 @@ class Coded(Additive):
         """Return the integers of a payload that ``check`` accepted, or raise FrameError."""
         count, limit = self.integers(size)
         body = memoryview(data)[self.head_bytes(size) :]
-        return decode_integers(body, count, self.max_magnitude(data, limit))
-
-
-@dataclass(frozen=True)
-class CodingOnly(Quantizer):
-    """A quantizer whose only option is the coding of its integers."""
-
-    coding: str = "range"
-
-    @classmethod
-    def from_arguments(cls, arguments: Arguments) -> Self:
-        """Take ``coding=range|rans|fixed``."""
-        arguments.expect(None, ("coding",))
-        return cls(arguments.choice("coding", CODINGS) or "range")
-
-    @property
-    def spec(self) -> str:
-        """The name, then the coding unless it is range."""
-        return self.name + (f":coding={self.coding}" if self.coding != "range" else "")
+        return decode_integers(body, count, self.max_magnitude(data, limit), self.rows)
 
 
 @dataclass(frozen=True)
@@ -91,24 +73,27 @@ class Stepped(Coded):
     """Smallest and largest value of every goal."""
 
     goal: Goal
-    coding: str = "range"
     layout: Layout | None = field(default=None, repr=False)
 
     @classmethod
     def from_arguments(cls, arguments: Arguments) -> Self:
-        """Take ``step=S``, ``bits=B`` or ``nmse=E``, then ``coding=range|rans|fixed``."""
-        arguments.expect(None, (*cls.limits, "coding"))
-        goal = _scaled.goal(arguments, cls.example, cls.limits)
-        return cls(goal, arguments.choice("coding", CODINGS) or "range")
+        """Take ``step=S``, ``bits=B`` or ``nmse=E``."""
+        arguments.expect(None, tuple(cls.limits))
+        return cls(_scaled.goal(arguments, cls.example, cls.limits))
 
     @property
     def spec(self) -> str:
-        """The goal, then the coding unless it is range."""
-        return f"{self.name}:{self.goal}" + (f",coding={self.coding}" if self.coding != "range" else "")
+        """The goal."""
+        return f"{self.name}:{self.goal}"
 
     def bind(self, layout: Layout) -> Self:
-        """Return this quantizer with the 3 × 3 kernels of ``layout`` transformed, if there are any."""
-        return replace(self, layout=layout if _spatial.places(layout) else None)
+        """Return this quantizer for the tensors of ``layout``."""
+        return replace(self, layout=layout)
+
+    @property
+    def rows(self) -> Rows | None:
+        """The tensors of the layout."""
+        return None if self.layout is None else _spatial.rows(self.layout)
 
     def integers(self, size: int) -> tuple[int, int]:
         """Return one integer for every coordinate, and the most steps that one can have."""
@@ -127,28 +112,27 @@ class Stepped(Coded):
     def encode_normalised(self, normalised: _scaled.Normalised, seed: int) -> bytes:
         """Return the payload of a finite vector that is not empty."""
 
-    def decode(self, data: bytes, size: int) -> Vector:
-        """Return what ``decode_add`` adds."""
-        if self.layout is None:
-            return super().decode(data, size)
-        out = replace(self, layout=None).decode(data, size)
-        return _scaled.clip(_spatial.inverse(out, self.layout))
-
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
-        """Check head and integers, then add the value of each integer."""
+        """Check head and integers, then add the value of each integer, transformed back with a layout."""
         vectors.check_target(out)
-        size = out.size
-        if self.layout is not None:
-            if size != self.layout.size:
-                raise VectorError(f"the layout has {self.layout.size} coordinates, the vector {size}")
-            out += np.float32(weight) * self.decode(data, size)
+        if self.layout is None or not _spatial.places(self.layout):
+            self._add(data, np.float32(weight), out)
             return
+        values = vectors.zeros(out.size)
+        self._add(data, np.float32(1), values)
+        _spatial.add_back(values, self.layout, np.float32(weight), out)
+
+    def _add(self, data: bytes, weight: np.float32, out: Vector) -> None:
+        """Add what the integers stand for, without the inverse of the transform."""
+        size = out.size
+        if self.layout is not None and size != self.layout.size:
+            raise VectorError(f"the layout has {self.layout.size} coordinates, the vector {size}")
         self.check(data, size)
         if not size:
             return
         step, exponent = _scaled.read_head(data, self)
         if step:
-            self.add(data, step, exponent, np.float32(weight), out)
+            self.add(data, step, exponent, weight, out)
         elif self.read_integers(data, size).any():
             raise FrameError(f"{self.spec}: the step is 0, but not all integers are")
 

@@ -1,21 +1,22 @@
 """The random rotation of ``eden`` and ``rotated``: random signs and a Hadamard transform, twice, in blocks.
 
-It makes the coordinates of every block look normally distributed. The last block is filled up with zeros. The
-head of a payload holds the seed of the signs (uint32) and the power of two that normalised x (int16, mostly
-0).
+It makes the coordinates of every block look normally distributed. The last block is filled up with zeros. A
+payload begins with the seed of the signs (uint32).
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from qafel import vectors
+from qafel.coding.gaps import BLOCK as BLOCK
 from qafel.errors import FrameError
 from qafel.quantizers import _scaled
 from qafel.streams import derive, keys
 from qafel.vectors import Vector
 
-BLOCK = 1024
+SIDE = 32
 HEAD = 6
+"""Bytes of the seed, and of the power of two that normalised x (int16, mostly 0)."""
 MAX_FACTOR = 2.0**60
 
 
@@ -24,15 +25,19 @@ def blocks(size: int) -> int:
     return -(-size // BLOCK)
 
 
+def draw_seed(seed: int) -> int:
+    """Return the seed of the signs, 32 bits."""
+    return derive(seed, "rotation") & 0xFFFFFFFF
+
+
 def forward(x: Vector, seed: int) -> tuple[Vector, bytes]:
     """Return the rotated vector and the head of its payload; ``x`` is not empty."""
     from qafel.quantizers import _rotation_kernels as kernels
 
-    normalised = _scaled.normalise(x)
-    signs = derive(seed, "rotation") & 0xFFFFFFFF
+    normalised, signs = _scaled.normalise(x), draw_seed(seed)
     y = vectors.zeros(blocks(x.size) * BLOCK)
     y[: x.size] = normalised.x
-    kernels.rotate(y, *keys(signs))
+    kernels.rotate_blocks(y, keys(signs))
     return y, np.uint32(signs).tobytes() + np.int16(normalised.exponent).tobytes()
 
 
@@ -40,7 +45,7 @@ def add_back(y: Vector, head: bytes, weight: float, out: Vector) -> None:
     """Rotate ``y`` back, in place, and do ``out += weight · y``."""
     from qafel.quantizers import _rotation_kernels as kernels
 
-    kernels.rotate_back(y, *keys(int.from_bytes(head[:4], "little")))
+    kernels.rotate_blocks_back(y, keys(int.from_bytes(head[:4], "little")))
     value, exponent = y[: out.size], _exponent(head)
     out += np.float32(weight) * (_scaled.rescale(value, exponent) if exponent else value)
 

@@ -4,27 +4,66 @@ import numpy as np
 from numba import njit
 
 F32 = np.float32
+UINT = np.uintp
+LARGEST = F32(np.finfo(np.float32).max)
+THIRD, HALF, SIXTH = F32(np.sqrt(1 / 3)), F32(np.sqrt(1 / 2)), F32(np.sqrt(1 / 6))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _line(a, b, c):
+    """The cosine transform of three numbers."""
+    ends = F32(a + c)
+    return F32(THIRD * F32(ends + b)), F32(HALF * F32(a - c)), F32(SIXTH * F32(ends - F32(b + b)))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _line_back(p, q, r):
+    """The inverse of ``_line``."""
+    mean, slope, bend = F32(THIRD * p), F32(HALF * q), F32(SIXTH * r)
+    ends = F32(mean + bend)
+    return F32(ends + slope), F32(mean - F32(bend + bend)), F32(ends - slope)
 
 
 @njit(nogil=True, cache=True)
-def to_frequencies(x, matrix, out):
-    """Transform kernels of 9 numbers each; frequency f of kernel j goes to place f·count + j."""
-    count = x.size // 9
-    for j in range(count):
-        for f in range(9):
-            total = F32(0)
-            for p in range(9):
-                total = F32(total + F32(matrix[f, p] * x[9 * j + p]))
-            out[f * count + j] = total
+def to_frequencies(x, parts, out):
+    """Transform kernels of 3 × 3 numbers to nine planes of frequencies; copy everything else."""
+    for place, kernels, first, last in parts:
+        if kernels == 0:
+            out[first:last] = x[first:last]
+            continue
+        count, start = UINT(kernels), UINT(place)
+        for j in range(start + UINT(first), start + UINT(last)):
+            k = start + UINT(9) * (j - start)
+            a0, a1, a2 = _line(x[k], x[k + UINT(1)], x[k + UINT(2)])
+            b0, b1, b2 = _line(x[k + UINT(3)], x[k + UINT(4)], x[k + UINT(5)])
+            c0, c1, c2 = _line(x[k + UINT(6)], x[k + UINT(7)], x[k + UINT(8)])
+            out[j], out[j + UINT(3) * count], out[j + UINT(6) * count] = _line(a0, b0, c0)
+            out[j + count], out[j + UINT(4) * count], out[j + UINT(7) * count] = _line(a1, b1, c1)
+            out[j + UINT(2) * count], out[j + UINT(5) * count], out[j + UINT(8) * count] = _line(a2, b2, c2)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _add(acc, k, weight, value):
+    value = LARGEST if value > LARGEST else -LARGEST if value < -LARGEST else value
+    acc[k] = F32(acc[k] + F32(weight * value))
 
 
 @njit(nogil=True, cache=True)
-def from_frequencies(y, matrix, out):
-    """The inverse of ``to_frequencies``."""
-    count = y.size // 9
-    for j in range(count):
-        for p in range(9):
-            total = F32(0)
-            for f in range(9):
-                total = F32(total + F32(matrix[f, p] * y[f * count + j]))
-            out[9 * j + p] = total
+def add_back(y, parts, weight, acc):
+    """``acc += weight ·`` the inverse of ``to_frequencies``."""
+    for place, kernels, first, last in parts:
+        if kernels == 0:
+            for k in range(UINT(first), UINT(last)):
+                acc[k] = F32(acc[k] + F32(weight * y[k]))
+            continue
+        count, start = UINT(kernels), UINT(place)
+        for j in range(start + UINT(first), start + UINT(last)):
+            k = start + UINT(9) * (j - start)
+            a0, b0, c0 = _line_back(y[j], y[j + UINT(3) * count], y[j + UINT(6) * count])
+            a1, b1, c1 = _line_back(y[j + count], y[j + UINT(4) * count], y[j + UINT(7) * count])
+            a2, b2, c2 = _line_back(y[j + UINT(2) * count], y[j + UINT(5) * count], y[j + UINT(8) * count])
+            for row, (a, b, c) in enumerate(((a0, a1, a2), (b0, b1, b2), (c0, c1, c2))):
+                p, q, r = _line_back(a, b, c)
+                _add(acc, k + UINT(3 * row), weight, p)
+                _add(acc, k + UINT(3 * row + 1), weight, q)
+                _add(acc, k + UINT(3 * row + 2), weight, r)

@@ -17,8 +17,8 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.bitplanes import GROUP
-from qafel.coding.integers import encode_integers
-from qafel.coding.threads import over_ranges
+from qafel.coding.integers import STREAM, Integers, encode_integers
+from qafel.coding.threads import over_parts, over_ranges
 from qafel.quantizers import _scaled
 from qafel.quantizers._base import register_quantizer
 from qafel.quantizers._coded import Stepped
@@ -57,15 +57,17 @@ class Deadzone(Stepped):
         q = np.zeros(normalised.x.size, np.int16)
         step = self._step(normalised)
         if step == 0:
-            return _scaled.head(step, 0) + bytes(PLACES) + encode_integers(q, self.coding)
+            return _scaled.head(step, 0) + bytes(PLACES) + encode_integers(q, self.rows)
         flat, kernel = vectors.read_only(normalised.x), deadzone_kernels.deadzone_codes
         over_ranges(lambda a, b: kernel(flat, step, ROUNDING, a, b, q), q.size, GROUP)
-        places = bytes(_places(*_cells(flat, step)))
-        return _scaled.head(step, normalised.exponent) + places + encode_integers(q, self.coding)
+        places = bytes(_mean_places(flat, q, step))
+        return _scaled.head(step, normalised.exponent) + places + encode_integers(q, self.rows)
 
     def _step(self, normalised: _scaled.Normalised) -> np.float32:
         if normalised.largest == 0:
             return np.float32(0)
+        if self.goal.kind == "step":
+            return _limited(float(self.goal.value) * normalised.rms, normalised)
         some = vectors.read_only(_scaled.sample(normalised.x))
         power = float(np.sum(np.square(some, dtype=np.float64))) or 1.0
 
@@ -79,10 +81,8 @@ class Deadzone(Stepped):
         def bits(s: float) -> float:
             return _scaled.entropy(_cells(some, _limited(s * normalised.rms, normalised))[0])
 
-        kind, value = self.goal.kind, float(self.goal.value)
-        if kind == "step":
-            s = value
-        elif kind == "nmse":
+        value = float(self.goal.value)
+        if self.goal.kind == "nmse":
             s = _scaled.search(nmse, value, falls=False)
         else:
             s = _scaled.search(bits, value, falls=True)
@@ -90,18 +90,36 @@ class Deadzone(Stepped):
 
     def add(self, data: bytes, step: np.float32, exponent: int, weight: np.float32, out: Vector) -> None:
         """Add the level of every integer."""
-        from qafel.quantizers import _scaled_kernels
+        from qafel.coding import integers_kernels
+        from qafel.quantizers import deadzone_kernels as kernels
 
         q = self.read_integers(data, out.size)
         places = np.frombuffer(data, np.uint8, PLACES, _scaled.HEAD)
-        values = (_levels(places, int(np.abs(q).max()) + 1) * float(step)).astype(np.float32)
-        _scaled_kernels.levels_add(q, _scaled.rescale(values, exponent), weight, out)
+        values = np.empty(int(integers_kernels.largest(q)) + 1, np.float32)
+        kernels.levels(places, ROUNDING, step, values)
+        if exponent:
+            values = _scaled.rescale(values, exponent)
+        over_ranges(lambda a, b: kernels.add(q, values, weight, a, b, out), q.size, GROUP)
 
 
 def _limited(step: float, normalised: _scaled.Normalised) -> np.float32:
     """Limit a step: integers stay below 2¹⁴, and the largest coordinate does not become zero."""
     max_step = normalised.largest / (1 - float(ROUNDING)) * (1 - 1e-6)
     return np.float32(min(max(step, normalised.largest * _scaled.FINEST), max_step))
+
+
+def _mean_places(x: Vector, q: Integers, step: np.float32) -> Any:
+    """Return the mean place within a cell, in 1/256, of the coordinates in cells 1, 2, 3 and all others."""
+    from qafel.quantizers import deadzone_kernels
+
+    def part(start: int) -> Any:
+        sums = np.zeros((2, PLACES), np.int64)
+        end = start + STREAM
+        deadzone_kernels.places(x[start:end], q[start:end], step, ROUNDING, *sums)
+        return sums
+
+    counts, sums = sum(over_parts(part, q.size, STREAM))
+    return np.where(counts > 0, np.clip(sums // np.maximum(counts, 1) >> 8, 0, 255), 128).astype(np.uint8)
 
 
 def _cells(x: Vector, step: np.float32) -> tuple[Any, Any]:

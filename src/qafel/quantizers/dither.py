@@ -21,9 +21,8 @@ from typing import ClassVar
 import numpy as np
 
 from qafel import vectors
-from qafel.coding.bitplanes import packed_bytes
-from qafel.coding.integers import FIXED, encode_integers
-from qafel.coding.threads import over_ranges, scratch
+from qafel.coding.integers import encode_integers
+from qafel.coding.threads import over_ranges
 from qafel.errors import FrameError
 from qafel.quantizers import _scaled
 from qafel.quantizers._base import register_quantizer
@@ -79,27 +78,15 @@ class Dither(Stepped):
         shared, size = keys(shared_seed), normalised.x.size
         step = self._step(normalised)
         if step == 0:
-            integers = encode_integers(np.zeros(size, np.int16), self.coding)
+            integers = encode_integers(np.zeros(size, np.int16), self.rows)
             return PAYLOAD.pack(step, 0, WHOLE, shared_seed) + integers
         v = kernels.spread(normalised.x, step, max(1, size // _scaled.SAMPLE))
         max_magnitude = int(normalised.largest / float(step) * (1 + 1e-6)) + 1
         head = PAYLOAD.pack(step, normalised.exponent, _part(v, max_magnitude), shared_seed)
         flat = vectors.read_only(normalised.x)
-        width = (2 * max_magnitude).bit_length()
-        if self.coding == "fixed" and width <= 8:
-            head += bytes([FIXED]) + max_magnitude.to_bytes(2, "little")
-            out = scratch(len(head) + packed_bytes(size, width))
-            codes = out[len(head) :]
-            out[: len(head)] = np.frombuffer(head, np.uint8)
-            over_ranges(
-                lambda a, b: kernels.dither_pack(flat, step, shared, max_magnitude, width, a, b, codes),
-                size,
-                kernels.BLOCK,
-            )
-            return out.tobytes()
         q = np.empty(size, np.int16)
         over_ranges(lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), size, kernels.BLOCK)
-        return head + encode_integers(q, self.coding)
+        return head + encode_integers(q, self.rows)
 
     def _step(self, normalised: _scaled.Normalised) -> np.float32:
         from qafel.quantizers import dither_kernels as kernels
@@ -137,24 +124,10 @@ class Dither(Stepped):
 
     def add(self, data: bytes, step: np.float32, exponent: int, weight: np.float32, out: Vector) -> None:
         """Draw the dither again, subtract it, and add the result."""
-        from qafel.coding.bitplanes_kernels import invalid_codes
         from qafel.quantizers import dither_kernels as kernels
 
         part, seed = PAYLOAD.unpack_from(data)[2:]
         shared, slope = keys(seed), step / np.float32(part)
-        fixed = data[HEAD] == FIXED
-        max_magnitude = int.from_bytes(data[HEAD + 1 : HEAD + 3], "little") if fixed else 0
-        small = 4 <= max_magnitude <= 7 and (max_magnitude + 1) * part < 1 << 15
-        if small and weight == 1 and not exponent:
-            codes = np.frombuffer(data, np.uint8, offset=HEAD + 3)
-            if invalid_codes(codes, 4, 2 * max_magnitude, out.size):
-                raise FrameError(f"{self.spec}: impossible code or stray bits")
-            over_ranges(
-                lambda a, b: kernels.dither_unpack(codes, max_magnitude, part, slope, shared, a, b, out),
-                out.size,
-                kernels.BLOCK,
-            )
-            return
         q = self.read_integers(data, out.size)
         if not exponent:
             kernels.dither_add(q, part, slope, shared, weight, out)

@@ -8,7 +8,6 @@ import numpy as np
 from numba import njit
 
 from qafel.coding.bitplanes import GROUP
-from qafel.coding.bitplanes_kernels import pack, unpack
 from qafel.quantizers._scaled_kernels import STRETCH
 from qafel.streams.kernels import fill
 
@@ -21,7 +20,7 @@ U16 = np.uint16
 U32 = np.uint32
 U64 = np.uint64
 UINT = np.uintp
-BLOCK, HALF = 8 * GROUP, GROUP // 2
+BLOCK = 8 * GROUP
 UNIT = F32(65536.0)
 MIDDLE = F32(127.5)
 MASKS = U32(1 << 31)
@@ -122,22 +121,6 @@ def dither_codes(x, step, shared, start, stop, q):
 
 
 @njit(nogil=True, cache=True)
-def dither_pack(x, step, shared, max_magnitude, width, start, stop, out):
-    """``dither_codes`` for numbers up to ``max_magnitude``, packed in at most 8 bits."""
-    r, codes = np.empty(BLOCK, U16), np.zeros(BLOCK, U8)
-    words, mask, table = r.view(U64), np.empty(1, U32), rounding_table(shared)
-    rate, offset = F32(UNIT / step), I32(max_magnitude << 16)
-    for block in range(start, stop, BLOCK):
-        end = min(block + BLOCK, stop)
-        rounding_of(block, table, shared, mask, words)
-        of = x[block:end]
-        for j in range(end - block):
-            codes[j] = U8(I32(I32(I32(F32(of[j] * rate)) + offset) + I32(r[j])) >> I32(16))
-        pack(codes, 0, end - block, width, out, block // 8 * width)
-    return 0
-
-
-@njit(nogil=True, cache=True)
 def dither_add(q, part, slope, shared, weight, acc):
     """``acc += weight · (q·part − r + 127½) · slope``, r being the coordinate's 8 shared bits: (q − λ·u)·step
     with λ = 256/part and slope = step/part.
@@ -151,33 +134,3 @@ def dither_add(q, part, slope, shared, weight, acc):
         for j in range(to.size):
             whole = I32(I32(I32(of[j]) * part) - I32(known[j]))
             to[j] = F32(to[j] + F32(weight * F32(F32(F32(whole) * slope) + middle)))
-
-
-@njit(nogil=True, cache=True)
-def dither_unpack(data, max_magnitude, part, slope, shared, start, stop, acc):
-    """``dither_add`` with weight 1 from packed 4-bit codes that were checked before. Their products with
-    ``part`` fit into 16 bits, so that twice as many are computed at a time.
-    """
-    known, codes, whole = np.empty(BLOCK, U8), np.empty(GROUP, U8), np.empty(BLOCK, I16)
-    words, mask, table = known.view(U32), np.empty(1, U32), dither_table(shared)
-    middle, part, least = F32(slope * MIDDLE), I16(part), I16(max_magnitude * part)
-    for block in range(start, stop, BLOCK):
-        dither_of(block, table, shared, mask, words)
-        to = acc[block : min(block + BLOCK, stop)]
-        for group in range(0, to.size, GROUP):
-            middle_of, end = group + HALF, group + GROUP
-            if end <= to.size:
-                packed = data[(block + group) // 2 : (block + end) // 2]
-                low, own = whole[group:middle_of], known[group:middle_of]
-                for j in range(HALF):
-                    low[j] = I16(I16(I16(I16(packed[j] & U8(15)) * part) - least) - I16(own[j]))
-                high, other = whole[middle_of:end], known[middle_of:end]
-                for j in range(HALF):
-                    high[j] = I16(I16(I16(I16(packed[j] >> U8(4)) * part) - least) - I16(other[j]))
-            else:
-                unpack(data, (block + group) // 2, to.size - group, 4, codes, 0)
-                for j in range(to.size - group):
-                    whole[group + j] = I16(I16(codes[j]) * part - least - I16(known[group + j]))
-        for j in range(to.size):
-            to[j] = F32(to[j] + F32(F32(F32(whole[j]) * slope) + middle))
-    return 0

@@ -12,8 +12,8 @@ from qafel import vectors
 from qafel.coding.integers import encode_integers
 from qafel.errors import FrameError
 from qafel.quantizers import _scaled
-from qafel.quantizers._base import register_quantizer
-from qafel.quantizers._coded import Coded, CodingOnly
+from qafel.quantizers._base import NoArguments, register_quantizer
+from qafel.quantizers._coded import Coded
 from qafel.streams import keys
 from qafel.vectors import Vector
 
@@ -24,7 +24,7 @@ MAX_TOP = 170
 
 @register_quantizer
 @dataclass(frozen=True)
-class Natural(CodingOnly, Coded):
+class Natural(NoArguments, Coded):
     """One of the two neighbouring powers of two."""
 
     name = "natural"
@@ -56,7 +56,7 @@ class Natural(CodingOnly, Coded):
         top = int(np.float32(normalised.largest).view(np.uint32) >> 23) + 1
         bits = vectors.read_only(normalised.x).view(np.uint32)
         natural_kernels.natural_codes(bits, top, MAX_OCTAVES, *keys(seed), q)
-        return np.array([top, normalised.exponent], np.int16).tobytes() + encode_integers(q, self.coding)
+        return np.array([top, normalised.exponent], np.int16).tobytes() + encode_integers(q)
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Add the power of two of every integer."""

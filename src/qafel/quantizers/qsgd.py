@@ -3,8 +3,7 @@ Unbiased.
 
 Coordinate x becomes an integer number of steps norm/s: one of the two neighbours of x·s/norm, drawn with mean
 x. Payload: the norm of every bucket (float32), then the numbers of steps plus s, packed in ``bits`` bits by
-``qafel.coding.bitplanes``; with ``coding=range`` or ``rans`` the numbers of steps as
-``qafel.coding.integers`` codes them.
+``qafel.coding.bitplanes``.
 
 The textbook version has one L2 norm; on long vectors it is not a contraction (δ < 0). In practice one uses
 buckets and the max norm: ``qsgd:4,bucket=256,norm=max`` has ω = 0.75 in the worst case, and about 0.03 on
@@ -20,7 +19,6 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.bitplanes import GROUP, packed_bytes
-from qafel.coding.integers import CODINGS, decode_integers, encode_integers, max_integer_bytes
 from qafel.coding.threads import CHUNK, over_ranges, scratch
 from qafel.errors import FrameError, VectorError
 from qafel.quantizers._base import Additive, register_quantizer
@@ -43,12 +41,11 @@ class QSGD(Additive):
     levels: int
     bucket: int | None = None
     norm: str = "l2"
-    coding: str = "fixed"
 
     @classmethod
     def from_arguments(cls, arguments: Arguments) -> Self:
-        """Take ``BITS`` or ``levels=S``, then ``bucket=B``, ``norm=l2|max``, ``coding=fixed|range|rans``."""
-        arguments.expect("bits", ("levels", "bucket", "norm", "coding"))
+        """Take ``BITS`` or ``levels=S``, then ``bucket=B``, ``norm=l2|max``."""
+        arguments.expect("bits", ("levels", "bucket", "norm"))
         bits = arguments.integer("bits", 2, MAX_BITS)
         levels = arguments.integer("levels", 1, (1 << (MAX_BITS - 1)) - 1)
         if bits is None and levels is None:
@@ -58,8 +55,7 @@ class QSGD(Additive):
             arguments.fail(arguments.places["levels"], "takes bits or levels, not both", None)
         bucket = arguments.integer("bucket", 1, vectors.MAX_SIZE)
         norm = arguments.choice("norm", ("l2", "max")) or "l2"
-        coding = arguments.choice("coding", CODINGS) or "fixed"
-        return cls(levels or (1 << ((bits or 0) - 1)) - 1, bucket, norm, coding)
+        return cls(levels or (1 << ((bits or 0) - 1)) - 1, bucket, norm)
 
     @cached_property
     def bits(self) -> int:
@@ -75,8 +71,6 @@ class QSGD(Additive):
             parts.append(f"bucket={self.bucket}")
         if self.norm != "l2":
             parts.append(f"norm={self.norm}")
-        if self.coding != "fixed":
-            parts.append(f"coding={self.coding}")
         return ",".join(parts)
 
     def omega(self, size: int) -> float:
@@ -89,11 +83,8 @@ class QSGD(Additive):
         return min(b / self.levels**2, math.sqrt(b) / self.levels)
 
     def max_bytes(self, size: int) -> int:
-        """Return the length of every payload of fixed width; no coding is longer."""
-        head = 4 * self._buckets(size)
-        if self.coding != "fixed":
-            return head + max_integer_bytes(size, self.levels)
-        return head + packed_bytes(size, self.bits)
+        """Return the length of every payload."""
+        return 4 * self._buckets(size) + packed_bytes(size, self.bits)
 
     def _buckets(self, size: int) -> int:
         return -(-size // self.bucket) if self.bucket else min(size, 1)
@@ -107,8 +98,6 @@ class QSGD(Additive):
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """Return the norms, then the codes."""
-        if self.coding != "fixed":
-            return self._coded(self._fixed.encode(x, seed), np.size(x))
         kernels = self._kernels
         x = vectors.as_vector(x)
         size, head = x.size, 4 * self._buckets(x.size)
@@ -141,45 +130,9 @@ class QSGD(Additive):
         """Check norms and codes, then add the codes times the steps."""
         vectors.check_target(out)
         size = out.size
-        if self.coding != "fixed":
-            self._fixed.decode_add(self._packed(data, size), out, weight)
-            return
         self.check(data, size)
         head = 4 * self._buckets(size)
         raw = np.frombuffer(data, np.uint8)
         scale = (raw[:head].view(np.float32), self.bucket or max(size, 1), self.levels)
         if self._kernels.qsgd_decode(raw[head:], *scale, self.bits, np.float32(weight), out):
             raise FrameError(f"{self.spec}: impossible norm, impossible code or stray bits")
-
-    def decode(self, data: bytes, size: int) -> Vector:
-        """Return what ``decode_add`` adds."""
-        if self.coding != "fixed":
-            return self._fixed.decode(self._packed(data, size), size)
-        return super().decode(data, size)
-
-    @cached_property
-    def _fixed(self) -> "QSGD":
-        """The same quantizer with codes of fixed width."""
-        return QSGD(self.levels, self.bucket, self.norm)
-
-    def _coded(self, payload: bytes, size: int) -> bytes:
-        """Replace the codes of a payload of fixed width by coded integers."""
-        from qafel.coding import bitplanes_kernels
-
-        head = 4 * self._buckets(size)
-        q = np.empty(size, np.int16)
-        codes = np.frombuffer(payload, np.uint8, offset=head)
-        bitplanes_kernels.unpack_integers(codes, self.levels, self.bits, q)
-        return payload[:head] + encode_integers(q, self.coding)
-
-    def _packed(self, data: bytes, size: int) -> bytes:
-        """The inverse of ``_coded``. Raises FrameError."""
-        from qafel.coding import bitplanes_kernels
-
-        head = 4 * self._buckets(size)
-        if len(data) < head:
-            raise self.wrong_length(len(data), size)
-        q = decode_integers(memoryview(data)[head:], size, self.levels)
-        out = np.empty(packed_bytes(size, self.bits), np.uint8)
-        bitplanes_kernels.pack_integers(q, self.levels, self.bits, out)
-        return data[:head] + out.tobytes()

@@ -7,28 +7,36 @@ At half a bit the error is 0.6 of that of ``dither``; from one bit on ``dither``
 
 Bits are allocated in proportion to each block's rms, which minimises Σ power/bits.
 
-Payload: the head of the rotation, the factors (rounded to the upper half of a float32), then the integers.
+Payload: the seed of the rotation (uint32), the exponent E of the largest factor (int16), 16 bits for every
+block, then the integers in streams of 2¹⁷ coordinates (``qafel.coding.gaps``). The bits of a block are, from
+the highest on, its class (5), e (5) and m (6): its factor is (1 + m/64)·2^(E − 31 + e), or 0 if all bits are.
 """
 
+import math
+import struct
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from qafel import vectors
-from qafel.coding.integers import encode_integers
-from qafel.quantizers import _rotation
-from qafel.quantizers._base import register_quantizer
-from qafel.quantizers._coded import Coded
-from qafel.quantizers._rotation import BLOCK, HEAD
+from qafel.coding.gaps import ROUNDING, tables
+from qafel.coding.integers import read_streams, write_streams
+from qafel.coding.threads import over_parts, scratch
+from qafel.errors import FrameError
+from qafel.quantizers import _rotation, _scaled
+from qafel.quantizers._base import Additive, register_quantizer
+from qafel.quantizers._rotation import BLOCK
 from qafel.quantizers._spec import Arguments
+from qafel.streams import keys
 from qafel.vectors import Vector
 
-ROUNDING, PLACE = 1 / 3, 0.4
-"""The cell of integer k begins at k − ROUNDING; its point is PLACE further on."""
-STEPS, BITS = np.array(
+HEAD = struct.Struct("<Ih")
+STREAM = 1 << 17
+MAX_EXPONENT, SAFE_EXPONENT, SAFE_SCALE = 300, 60, 100
+"""Limits of E: for any payload, for factors that are normal numbers; of the exponent of a scale."""
+STEPS = np.array(
     [
         (0.25, 3.9959),
         (0.35, 3.4924),
@@ -43,15 +51,15 @@ STEPS, BITS = np.array(
         (4.0, 0.0725),
         (4.5, 0.0296),
     ]
-).T
+)
 """Steps in units of the rms, and the bits per coordinate of normally distributed numbers."""
-MAX_MAGNITUDE = int(BLOCK**0.5 / STEPS[0]) + 2
+MAX_MAGNITUDE = int(BLOCK**0.5 / STEPS[0, 0]) + 2
 
 
 @register_quantizer
 @dataclass(frozen=True)
-class Rotated(Coded):
-    """A rotation, a dead zone, the range coder, and a factor that makes it unbiased over rotations."""
+class Rotated(Additive):
+    """A rotation, a dead zone, an entropy coder, and a factor that makes it unbiased over rotations."""
 
     name = "rotated"
     example = "rotated:bits=0.5"
@@ -76,37 +84,48 @@ class Rotated(Coded):
         """Return a bound that holds for every rotation: 1/cos² − 1 of the angle between y and its points, of
         which at least one is not zero.
         """
-        return BLOCK / float(STEPS[0] * (1 - ROUNDING)) ** 2 - 1 if size else 0.0
+        return BLOCK / float(STEPS[0, 0] * (1 - ROUNDING)) ** 2 - 1 if size else 0.0
 
-    def head_bytes(self, size: int) -> int:
-        """Return the bytes of the rotation's head and the factors."""
-        return HEAD + 2 * _rotation.blocks(size)
+    def max_bytes(self, size: int) -> int:
+        """Return a bound: no coordinate takes more than two bytes."""
+        blocks = _rotation.blocks(size)
+        return HEAD.size + 2 * blocks + 2 * BLOCK * blocks + 6 * _streams(size) if size else 0
 
-    def integers(self, size: int) -> tuple[int, int]:
-        """Return one integer for every coordinate of whole blocks."""
-        return _rotation.blocks(size) * BLOCK, MAX_MAGNITUDE
+    def check(self, data: bytes, size: int) -> None:
+        """Raise FrameError if the length of the payload is impossible."""
+        least = HEAD.size + 2 * _rotation.blocks(size) + 6 * _streams(size) - 4 if size else 0
+        if not least <= len(data) <= self.max_bytes(size):
+            raise self.wrong_length(len(data), size)
 
     def encode(self, x: Vector, seed: int) -> bytes:
-        """Return the head, the factors, the integers."""
+        """Return the head, the blocks, the integers."""
         from qafel.quantizers import rotated_kernels as kernels
 
         x = vectors.as_vector(x)
         if not x.size:
             return b""
-        y, head = _rotation.forward(x, seed)
-        powers, factors = np.empty(y.size // BLOCK), np.empty(y.size // BLOCK, np.float32)
-        q = np.empty(y.size, np.int16)
-        kernels.powers(y, powers)
-        kernels.dead_codes(y, powers, self._steps(powers), ROUNDING, PLACE, factors, q)
-        halves = ((factors.view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16)).astype(np.uint16)
-        return head + halves.tobytes() + encode_integers(q, "range")
+        flat, blocks, signs = vectors.read_only(x), _rotation.blocks(x.size), _rotation.draw_seed(seed)
+        powers, steps, factors = np.empty(blocks), np.empty(blocks), np.empty(blocks, np.float32)
+        classes, codes, random = np.empty(blocks, np.uint8), np.empty(blocks, np.uint16), keys(signs)
+        largest = max(
+            over_parts(lambda start: kernels.powers(flat, start, start + STREAM, powers), x.size, STREAM)
+        )
+        if not math.isfinite(powers.sum()):
+            raise vectors.not_finite(x)
+        exponent = -math.frexp(largest)[1]
+        scale = np.float32(2.0**exponent if abs(exponent) < SAFE_SCALE else 1)
+        if scale == 1:
+            flat = np.ldexp(flat, exponent)
+        kernels.choose_steps(powers, float(self.bits), STEPS, steps)
 
-    def _steps(self, powers: npt.NDArray[np.float64]) -> Any:
-        """Return a step for every block, with bits in proportion to its rms."""
-        rms = np.sqrt(powers)
-        total = rms.sum()
-        bits = float(self.bits) * rms * (len(rms) / total) if total else np.full(len(rms), float(self.bits))
-        return np.interp(bits, BITS[::-1], STEPS[::-1])
+        def stream(start: int) -> bytes:
+            mine = slice(start // BLOCK, (start + STREAM) // BLOCK)
+            return _encode_stream(flat, start, scale, steps[mine], random, factors[mine], classes[mine])
+
+        streams = over_parts(stream, x.size, STREAM)
+        top = kernels.pack(factors, classes, codes)
+        head = HEAD.pack(signs, top - exponent)
+        return head + codes.tobytes() + write_streams(streams)
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Add the points times the factors, rotated back."""
@@ -116,10 +135,58 @@ class Rotated(Coded):
         self.check(data, out.size)
         if not out.size:
             return
-        halves = np.frombuffer(data[HEAD : self.head_bytes(out.size)], np.uint16)
-        factors = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        _rotation.check(data, factors, self.spec)
-        q = self.read_integers(data, out.size)
-        y = vectors.zeros(q.size)
-        kernels.dead_points(q, ROUNDING, PLACE, factors, y)
-        _rotation.add_back(y, data, weight, out)
+        signs, top = HEAD.unpack_from(data)
+        blocks = _rotation.blocks(out.size)
+        codes = np.frombuffer(data, np.uint16, blocks, HEAD.size)
+        body = np.frombuffer(data, np.uint8, offset=HEAD.size + 2 * blocks)
+        streams = read_streams(body, _streams(out.size))
+        if abs(top) > MAX_EXPONENT or streams is None:
+            raise FrameError(f"{self.spec}: impossible exponent {top} or streams")
+        safe = abs(top) <= SAFE_EXPONENT
+        factors, classes, random = np.empty(blocks, np.float32), np.empty(blocks, np.uint8), keys(signs)
+        kernels.unpack(codes, top if safe else 0, factors, classes)
+        numbers: list[Any] = over_parts(
+            lambda start: _read_stream(streams[start // STREAM], classes, start), out.size, STREAM
+        )
+        if not all(numbers):
+            raise FrameError(f"{self.spec}: these bytes are not a coding of {out.size} coordinates")
+        target, share = (out, np.float32(weight)) if safe else (vectors.zeros(out.size), np.float32(1))
+
+        def add(start: int) -> None:
+            mine = slice(start // BLOCK, (start + STREAM) // BLOCK)
+            places, values = numbers[start // STREAM]
+            kernels.add(places, values, start, factors[mine], random, share, target)
+
+        over_parts(add, out.size, STREAM)
+        if not safe:
+            out += np.float32(weight) * _scaled.rescale(target, -top)
+
+
+def _streams(size: int) -> int:
+    return -(-size // STREAM)
+
+
+def _encode_stream(
+    x: Vector, start: int, scale: Any, steps: Any, random: Any, factors: Any, classes: Any
+) -> bytes:
+    """Quantize the blocks from ``start`` on; write their factors and classes, return their integers."""
+    from qafel.coding import gaps_kernels
+    from qafel.quantizers import rotated_kernels as kernels
+
+    size = steps.size * BLOCK + 1
+    room = scratch(6 * size + 2 * gaps_kernels.max_words(size))
+    places, values = room[: 4 * size].view(np.int32), room[4 * size : 6 * size].view(np.int16)
+    known = tables()
+    count = kernels.quantize(x, start, scale, steps, random, known.classes, factors, classes, places, values)
+    out = room[6 * size :].view(np.uint16)
+    return out[: gaps_kernels.encode(places[:count], values[:count], classes, known, out)].tobytes()
+
+
+def _read_stream(words: Any, classes: Any, start: int) -> tuple[Any, Any] | None:
+    """Return places and values of the integers other than zero; None if these words are no stream."""
+    from qafel.coding import gaps_kernels
+
+    mine = classes[start // BLOCK : (start + STREAM) // BLOCK]
+    places, values = np.empty(mine.size * BLOCK, np.int32), np.empty(mine.size * BLOCK, np.int16)
+    count = gaps_kernels.decode(words, mine, tables(), MAX_MAGNITUDE, places, values)
+    return None if count < 0 else (places[:count], values[:count])
