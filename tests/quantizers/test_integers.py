@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from qafel.coding.bitplanes import packed_bytes
-from qafel.coding.gaps import BITS, BLOCK, CLASSES, SHIFT, STEPS, tables
+from qafel.coding.gaps import BITS, BLOCK, CLASSES, STEPS, tables
 from qafel.coding.integers import (
     RANGE,
     Integers,
@@ -135,13 +135,13 @@ def test_signs_of_a_matrix_of_rank_one_are_predicted() -> None:
 
 def test_the_tables_of_normal_numbers_are_distributions_near_the_true_one() -> None:
     known = tables()
-    assert (known.shares.sum(1) == 1 << BITS).all()
     for k in range(CLASSES):
-        used = np.flatnonzero(known.shares[k])
-        assert used.max() == int(known.gaps[k]) << SHIFT
-        assert np.array_equal(np.repeat(used, known.shares[k, used]), known.symbols[k])
-        first = used[(used >> SHIFT == 0) & (used < int(known.gaps[k]) << SHIFT)]
-        chance = known.shares[k, first].sum() / (1 << BITS)
+        count = 2 * int(known.gaps[k]) * int(known.tops[k]) + 1
+        starts = known.starts[k, : count + 1].astype(int)
+        assert starts[0] == 0
+        assert starts[-1] == 1 << BITS
+        assert (np.diff(starts) > 0).all()
+        first = 2 * int(known.tops[k])  # the symbols without a gap
         drawn = np.abs(np.random.default_rng(0).standard_normal(400_000)) / STEPS[k] + 1 / 3 >= 1
-        assert abs(chance - drawn.mean()) < 0.02 * drawn.mean() + 0.002
+        assert abs(starts[first] / (1 << BITS) - drawn.mean()) < 0.02 * drawn.mean() + 0.002
         assert known.classes[round(drawn.mean() * BLOCK)] in {max(k - 1, 0), k, k + 1}

@@ -4,7 +4,7 @@ A symbol of the code is a number other than zero with the *gap*, the count of ze
 ``gaps`` zeros. The code is static: a class tells how coarse the rounding was, and with it all probabilities.
 Magnitudes from ``tops`` on share a symbol, and an Elias gamma code of the rest follows.
 
-    symbol = gap · 32 + (magnitude − 1) · 2 + (1 if negative)           the run is the symbol gaps · 32
+    symbol = (gap · tops + magnitude − 1) · 2 + (1 if negative)         the last symbol is the run
 
 The tables come from additions, multiplications and divisions of float64 numbers in a fixed order, so that
 they are the same on every machine.
@@ -29,8 +29,8 @@ STEPS = (
 )  # fmt: skip
 """The step of every class, in units of the standard deviation."""
 CLASSES = len(STEPS)
-MAX_GAPS, MAX_TOP, SHIFT = 64, 16, 5
-"""Zeros of a run; largest magnitude with a symbol of its own; bits of a symbol below the gap."""
+MAX_GAPS, MAX_TOP, SKIP = 64, 16, 5
+"""Zeros of a run; largest magnitude with a symbol of its own; bits of a part that the decoder skips."""
 RARE_RUN, RARE_TOP = 0.1, 0.004
 """Probability of a run, and of the largest magnitude among numbers other than zero, that is small enough."""
 
@@ -41,11 +41,13 @@ class Tables(NamedTuple):
     gaps: npt.NDArray[np.uintp]
     tops: npt.NDArray[np.uintp]
     starts: npt.NDArray[np.uint16]
-    """The first of the 2¹³ parts that belong to a symbol."""
-    shares: npt.NDArray[np.uint16]
-    """How many parts belong to it."""
+    """The first of the 2¹³ parts that belong to a symbol; 2¹³ after the last symbol."""
     symbols: npt.NDArray[np.uint16]
-    """The symbol that each of the 2¹³ parts belongs to."""
+    """The symbol of the first of every 32 parts. Tables stay small, so that they stay in the cache."""
+    zeros: npt.NDArray[np.uint8]
+    """The gap of every symbol."""
+    values: npt.NDArray[np.int8]
+    """The number of every symbol, 0 for the run."""
     classes: npt.NDArray[np.uint8]
     """The class by the number of coordinates other than zero in a block."""
 
@@ -54,12 +56,17 @@ class Tables(NamedTuple):
 def tables() -> Tables:
     """Return the tables of all classes."""
     rows = [_class(step) for step in STEPS]
-    starts = np.zeros((CLASSES, (MAX_GAPS + 1) << SHIFT), np.uint16)
-    shares, symbols = np.zeros_like(starts), np.empty((CLASSES, 1 << BITS), np.uint16)
-    for k, (gaps, top, chosen) in enumerate(rows):
-        known = [gap << SHIFT | value for gap in range(gaps) for value in range(2 * top)] + [gaps << SHIFT]
-        shares[k, known], starts[k, known] = chosen, np.cumsum(chosen) - chosen
-        symbols[k] = np.repeat(known, chosen)
+    most = max(len(shares) for _, _, shares in rows)
+    starts = np.full((CLASSES, most + 1), 1 << BITS, np.uint16)
+    symbols = np.empty((CLASSES, 1 << (BITS - SKIP)), np.uint16)
+    zeros, values = np.zeros((CLASSES, most), np.uint8), np.zeros((CLASSES, most), np.int8)
+    for k, (gaps, top, shares) in enumerate(rows):
+        count = len(shares)
+        starts[k, :count] = np.cumsum(shares) - shares
+        symbols[k] = np.repeat(np.arange(count), shares)[:: 1 << SKIP]
+        zeros[k, : count - 1], zeros[k, count - 1] = np.repeat(np.arange(gaps), 2 * top), gaps
+        sizes = np.repeat(np.arange(1, top + 1), 2) * np.tile([1, -1], top)
+        values[k, : count - 1] = np.tile(sizes, gaps)
     chances = [2 * _tail((1 - ROUNDING) * step) for step in STEPS]
     limits = [a * b for a, b in pairwise(chances)]  # the class changes at the geometric mean of two chances
     nearest = [sum((n / BLOCK) ** 2 > limit for limit in limits) for n in range(BLOCK + 1)]
@@ -67,8 +74,9 @@ def tables() -> Tables:
         np.array([gaps for gaps, _, _ in rows], np.uintp),
         np.array([top for _, top, _ in rows], np.uintp),
         starts,
-        shares,
         symbols,
+        zeros,
+        values,
         np.array(nearest, np.uint8),
     )
 

@@ -7,7 +7,7 @@ the class of the block that it begins in.
 import numpy as np
 from numba import njit
 
-from qafel.coding.gaps import BITS, BLOCK, SHIFT
+from qafel.coding.gaps import BITS, BLOCK, SKIP
 from qafel.coding.range_coder import (
     PADDING,
     TOP,
@@ -16,6 +16,7 @@ from qafel.coding.range_coder import (
     finish,
     get,
     is_end,
+    padded,
     put,
     read_word,
 )
@@ -57,24 +58,28 @@ def _get_excess(words, at, code, span):
     return at, code, span, (1 << length) + rest - 1
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _put_symbol(out, at, low, span, starts, kind, symbol):
+    start = starts[kind, symbol]
+    return put(out, at, low, span, start, U64(starts[kind, symbol + UINT(1)]) - U64(start), BITS)
+
+
 @njit(nogil=True, cache=True)
 def encode(places, values, classes, tables, out):
     """Code the numbers at ``places``, in ascending order, into words. Returns the number of words."""
-    gaps, tops, starts, shares = tables[0], tables[1], tables[2], tables[3]
+    gaps, tops, starts = tables[0], tables[1], tables[2]
     low, span, at, place, size = U64(0), WHOLE, UINT(0), UINT(0), UINT(classes.size) * UINT(BLOCK)
     for n in range(UINT(places.size + 1)):
         end = UINT(places[n]) if n < UINT(places.size) else size + UINT(BLOCK)
         kind = UINT(classes[place // UINT(BLOCK)]) if place < size else UINT(0)
         while place < size and end - place >= gaps[kind]:
-            run = gaps[kind] << UINT(SHIFT)
-            at, low, span = put(out, at, low, span, starts[kind, run], shares[kind, run], BITS)
+            at, low, span = _put_symbol(out, at, low, span, starts, kind, UINT(2) * gaps[kind] * tops[kind])
             place += gaps[kind]
             kind = UINT(classes[min(place // UINT(BLOCK), UINT(classes.size - 1))])
         if n < UINT(places.size):
             magnitude, top = UINT(abs(I32(values[n]))), tops[kind]
-            symbol = (end - place) << UINT(SHIFT) | (min(magnitude, top) - UINT(1)) << UINT(1)
-            symbol |= UINT(values[n] < 0)
-            at, low, span = put(out, at, low, span, starts[kind, symbol], shares[kind, symbol], BITS)
+            symbol = UINT(2) * ((end - place) * top + min(magnitude, top) - UINT(1)) + UINT(values[n] < 0)
+            at, low, span = _put_symbol(out, at, low, span, starts, kind, symbol)
             if magnitude >= top:
                 at, low, span = _put_excess(out, at, low, span, np.int64(magnitude - top))
             place = end + UINT(1)
@@ -82,12 +87,13 @@ def encode(places, values, classes, tables, out):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def decode(words, classes, tables, max_magnitude, places, values):
-    """Read the numbers that ``encode`` coded. ``PADDING`` zeros follow the words.
+def decode(data, classes, tables, max_magnitude, places, values):
+    """Read the numbers that ``encode`` coded.
 
     Returns how many there are, or −1 if this is not a coding of numbers up to ``max_magnitude``.
     """
-    gaps, tops, starts, shares, symbols = tables[0], tables[1], tables[2], tables[3], tables[4]
+    tops, starts, symbols, zeros, numbers = tables[1], tables[2], tables[3], tables[4], tables[5]
+    words = padded(data)
     at, code, span = begin(words)
     last, size = UINT(words.size - PADDING + 3), UINT(classes.size) * UINT(BLOCK)
     place, count = UINT(0), UINT(0)
@@ -95,21 +101,24 @@ def decode(words, classes, tables, max_magnitude, places, values):
         if at > last:
             return -1
         kind, unit = UINT(classes[place // UINT(BLOCK)]), span >> U64(BITS)
-        symbol = UINT(symbols[kind, min(code // unit, U64((1 << BITS) - 1))])
-        code, span = code - unit * U64(starts[kind, symbol]), unit * U64(shares[kind, symbol])
+        part = min(code // unit, U64((1 << BITS) - 1))
+        symbol = UINT(symbols[kind, part >> U64(SKIP)])
+        while starts[kind, symbol + UINT(1)] <= part:
+            symbol += UINT(1)
+        start = U64(starts[kind, symbol])
+        code, span = code - unit * start, unit * (U64(starts[kind, symbol + UINT(1)]) - start)
         if span < TOP:
             at, code, span = read_word(words, at, code, span)
-        gap, magnitude = symbol >> UINT(SHIFT), ((symbol & UINT((1 << SHIFT) - 1)) >> UINT(1)) + UINT(1)
-        place += gap
-        if gap == gaps[kind]:
+        value = np.int64(numbers[kind, symbol])
+        place += UINT(zeros[kind, symbol])
+        if value == 0:
             continue
-        if magnitude == tops[kind]:
+        if abs(value) == np.int64(tops[kind]):
             at, code, span, excess = _get_excess(words, at, code, span)
-            magnitude += UINT(excess)
-        if place >= size or magnitude > UINT(max_magnitude):
+            value += excess if value > 0 else -excess
+        if place >= size or abs(value) > max_magnitude:
             return -1
-        value = I16(magnitude)
-        places[count], values[count] = I32(place), -value if symbol & UINT(1) else value
+        places[count], values[count] = I32(place), I16(value)
         place += UINT(1)
         count += UINT(1)
     return np.int64(count) if is_end(words, at, code) else -1

@@ -22,7 +22,6 @@ from qafel.errors import FrameError
 
 Integers = npt.NDArray[np.int16]
 Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint16]
 Rows = npt.NDArray[np.int64]
 """(end, width) of consecutive matrices that cover all numbers; width 0 for what is no matrix."""
 
@@ -96,21 +95,14 @@ def write_streams(streams: list[bytes]) -> bytes:
     return b"".join([lengths.tobytes(), *streams])
 
 
-def read_streams(body: Bytes, count: int) -> list[Words] | None:
-    """Return the words of every stream, with zeros after them; None if these are not so many streams."""
-    from qafel.coding.range_coder import PADDING
-
+def read_streams(body: Bytes, count: int) -> list[Bytes] | None:
+    """The inverse of ``write_streams``; None if these are not so many streams of words."""
     head = 4 * (count - 1)
     ends = list(accumulate(np.frombuffer(body[:head].tobytes(), np.uint32).tolist(), initial=head))
-    ends.append(len(body))
-    streams = []
-    for start, end in pairwise(ends):
-        if end <= start or (end - start) % 2 or end > len(body):
-            return None
-        words = np.zeros((end - start) // 2 + PADDING, np.uint16)
-        words.view(np.uint8)[: end - start] = body[start:end]
-        streams.append(words)
-    return streams
+    pairs = list(pairwise([*ends, len(body)]))
+    if any(end <= start or (end - start) % 2 or end > len(body) for start, end in pairs):
+        return None
+    return [body[start:end] for start, end in pairs]
 
 
 def _all_rows(size: int, rows: Rows | None) -> Rows:
@@ -166,7 +158,7 @@ def _read_range(body: Bytes, max_magnitude: int, rows: Rows, q: Integers) -> boo
         return False
 
     def read(start: int) -> bool:
-        words, part = streams[start // STREAM], q[start : start + STREAM]
-        return not integers_kernels.decode(words, start, rows, max_magnitude, part)
+        part = q[start : start + STREAM]
+        return not integers_kernels.decode(streams[start // STREAM], start, rows, max_magnitude, part)
 
     return all(over_parts(read, q.size, STREAM))

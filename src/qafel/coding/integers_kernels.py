@@ -25,6 +25,7 @@ from qafel.coding.range_coder import (
     finish,
     get,
     is_end,
+    padded,
     put,
     read_word,
     write_word,
@@ -198,11 +199,12 @@ def _next_row(rows, k, column, end, tallies):
 
 
 @njit(nogil=True, cache=True)
-def decode(words, first, rows, max_magnitude, q):
-    """Fill ``q``, the inverse of ``encode``. ``PADDING`` zeros follow the words.
+def decode(data, first, rows, max_magnitude, q):
+    """Fill ``q``, the inverse of ``encode``.
 
     Returns 1 if this is not a coding of numbers up to ``max_magnitude``, else 0.
     """
+    words = padded(data)
     chances, sign_chances = np.full(CLASSES * PLACES, EVEN, U32), np.full(PLACES, EVEN, U32)
     tallies = np.zeros(max(rows[:, 1].max(), 1), I8)
     at, code, span = begin(words)

@@ -21,7 +21,7 @@ WHOLE = U64((1 << 48) - 1)
 TOP = U64(1 << 32)
 _REST = TOP - U64(1)
 PADDING = 64
-"""Zero words that must follow the coding for a decoder, and be free for an encoder, at every number."""
+"""Zero words after a coding that is decoded; words that must be free at every number that is coded."""
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -60,6 +60,14 @@ def finish(out, at, low):
     low = _carry(out, at, low + _REST)
     out[at] = U16(low >> U64(32))
     return at + UINT(1)
+
+
+@njit(nogil=True, cache=True)
+def padded(data):
+    """Return the words of a coding, with zeros after them."""
+    words = np.zeros(data.size // 2 + PADDING, U16)
+    words.view(np.uint8)[: data.size] = data
+    return words
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -142,20 +142,23 @@ class Rotated(Additive):
         streams = read_streams(body, _streams(out.size))
         if abs(top) > MAX_EXPONENT or streams is None:
             raise FrameError(f"{self.spec}: impossible exponent {top} or streams")
-        safe = abs(top) <= SAFE_EXPONENT
-        factors, classes, random = np.empty(blocks, np.float32), np.empty(blocks, np.uint8), keys(signs)
-        kernels.unpack(codes, top if safe else 0, factors, classes)
-        numbers: list[Any] = over_parts(
-            lambda start: _read_stream(streams[start // STREAM], classes, start), out.size, STREAM
-        )
-        if not all(numbers):
+        places, values = np.empty(blocks * BLOCK, np.int32), np.empty(blocks * BLOCK, np.int16)
+
+        def read(start: int) -> int:
+            end, mine = start + STREAM, slice(start // BLOCK, (start + STREAM) // BLOCK)
+            parts = tables(), MAX_MAGNITUDE, places[start:end], values[start:end]
+            return int(kernels.read(streams[start // STREAM], codes[mine], *parts))
+
+        counts = over_parts(read, out.size, STREAM)
+        if min(counts) < 0:
             raise FrameError(f"{self.spec}: these bytes are not a coding of {out.size} coordinates")
+        safe, random = abs(top) <= SAFE_EXPONENT, keys(signs)
         target, share = (out, np.float32(weight)) if safe else (vectors.zeros(out.size), np.float32(1))
 
         def add(start: int) -> None:
-            mine = slice(start // BLOCK, (start + STREAM) // BLOCK)
-            places, values = numbers[start // STREAM]
-            kernels.add(places, values, start, factors[mine], random, share, target)
+            end, mine = start + counts[start // STREAM], slice(start // BLOCK, (start + STREAM) // BLOCK)
+            parts = start, codes[mine], top if safe else 0, random, share, target
+            kernels.add(places[start:end], values[start:end], *parts)
 
         over_parts(add, out.size, STREAM)
         if not safe:
@@ -180,13 +183,3 @@ def _encode_stream(
     count = kernels.quantize(x, start, scale, steps, random, known.classes, factors, classes, places, values)
     out = room[6 * size :].view(np.uint16)
     return out[: gaps_kernels.encode(places[:count], values[:count], classes, known, out)].tobytes()
-
-
-def _read_stream(words: Any, classes: Any, start: int) -> tuple[Any, Any] | None:
-    """Return places and values of the integers other than zero; None if these words are no stream."""
-    from qafel.coding import gaps_kernels
-
-    mine = classes[start // BLOCK : (start + STREAM) // BLOCK]
-    places, values = np.empty(mine.size * BLOCK, np.int32), np.empty(mine.size * BLOCK, np.int16)
-    count = gaps_kernels.decode(words, mine, tables(), MAX_MAGNITUDE, places, values)
-    return None if count < 0 else (places[:count], values[:count])

@@ -4,6 +4,7 @@ import numpy as np
 from numba import njit
 
 from qafel.coding.gaps import ROUNDING
+from qafel.coding.gaps_kernels import decode
 from qafel.coding.simd import LANES, at_least, zeros_below
 from qafel.quantizers._rotation import BLOCK
 from qafel.quantizers._rotation_kernels import WORDS, rotate, rotate_back, signs
@@ -107,14 +108,12 @@ def pack(factors, classes, codes):
 
 
 @njit(nogil=True, cache=True)
-def unpack(codes, top, factors, classes):
-    """Write factors and classes, the inverse of ``pack``."""
-    bits = factors.view(U32)
+def read(data, codes, tables, max_magnitude, places, values):
+    """Read the integers of blocks with these codes: how many are not zero; −1 for an invalid stream."""
+    classes = np.empty(codes.size, np.uint8)
     for block in range(codes.size):
         classes[block] = codes[block] >> U16(CLASS)
-        exponent = U32(top + 127 - LOWEST) << U32(23)
-        fraction = U32(codes[block] & U16((1 << CLASS) - 1)) << U32(23 - FRACTION)
-        bits[block] = exponent + fraction if codes[block] else U32(0)
+    return decode(data, classes, tables, max_magnitude, places, values)
 
 
 @njit(nogil=True, cache=True)
@@ -167,10 +166,14 @@ def quantize(x, first, scale, steps, keys, nearest, factors, classes, places, va
 
 
 @njit(nogil=True, cache=True)
-def add(places, values, first, factors, keys, weight, acc):
-    """``acc += weight · Q(x)`` for the blocks from coordinate ``first`` on."""
+def add(places, values, first, codes, top, keys, weight, acc):
+    """``acc += weight · Q(x)`` for the blocks from ``first`` on, with ``codes`` and ``top`` of ``pack``."""
     y, other, random = np.empty(BLOCK, F32), np.empty(BLOCK, F32), np.empty(WORDS, U32)
-    n = 0
+    factors, n = np.empty(codes.size, F32), 0
+    bits, lowest = factors.view(U32), U32(top + 127 - LOWEST) << U32(23)
+    for block in range(codes.size):
+        fraction = U32(codes[block] & U16((1 << CLASS) - 1)) << U32(23 - FRACTION)
+        bits[block] = lowest + fraction if codes[block] else U32(0)
     for block in range(factors.size):
         begin, factor = block * BLOCK, factors[block]
         y[:] = F32(0)
