@@ -46,6 +46,15 @@ class HiddenState:
         self._x, self.version = x, version
         self.digest = self._digest()
 
+    def step(self, target: Vector, quantizer: Quantizer, seed: int, *, replaces: bool) -> bytes:
+        """Quantize ``target`` to the next version; ``advance`` leads to the same x̂ with the payload."""
+        x = vectors.zeros(self._x.size) if replaces else self._x
+        with np.errstate(all="ignore"):
+            payload = quantizer.encode_add(target, seed, x)
+        self._x, self.version = x, self.version + 1
+        self.digest = self._digest()
+        return payload
+
     @classmethod
     def restore(cls, snapshot: Snapshot, size: int) -> "HiddenState":
         """The state in a snapshot; FrameError if its size or its digest is wrong."""

@@ -201,10 +201,8 @@ class Server:
         )
         target = x if self._replaces else ahead
         try:
-            payload = self.server_quantizer.encode(target, derive(self.job.seed, "increment", self.version))
-            self.hidden.advance(
-                payload, self.server_quantizer, version=self.version + 1, replaces=self._replaces
-            )
+            seed = derive(self.job.seed, "increment", self.version)
+            payload = self.hidden.step(target, self.server_quantizer, seed, replaces=self._replaces)
         except (VectorError, FrameError) as error:
             self._diverge(f"the model is beyond float32 at version {self.version} ({error}); lower the rates")
         self._x = x

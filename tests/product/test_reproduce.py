@@ -125,7 +125,7 @@ def test_jobs_do_not_show_in_the_result(tmp_path: Path) -> None:
 
 def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "qafel", "reproduce", "table2", "--quick", "--seeds", "1", "--jobs", "1"]
-    for name, value in {**TINY, "uploads": 200, "target": 0.99}.items():
+    for name, value in {**TINY, "uploads": 100, "target": 0.99}.items():
         command += ["--set", f"{name}={value}"]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "killed"), "--json"], stdout=subprocess.DEVNULL

@@ -322,6 +322,20 @@ def test_kernels_as_frequencies_lose_no_more_and_cost_less(spec: str) -> None:
         bound.encode(x[:-1].copy(), 0)
 
 
+@pytest.mark.parametrize(
+    "layout", [None, Layout.of({"kernels": (10, 9, 3, 3), "dense": (30, 10), "bias": (10,)})]
+)
+@pytest.mark.parametrize("spec", SPECS)
+def test_encode_add_adds_what_its_payload_decodes_to(spec: str, layout: Layout | None) -> None:
+    q, start = quantizer(spec, layout), heavy_tailed(1120, seed=5)
+    for k, x in enumerate((heavy_tailed(1120), np.zeros(1120, np.float32), heavy_tailed(1120, scale=1e-30))):
+        added, decoded = start.copy(), start.copy()
+        payload = q.encode_add(x, k, added)
+        assert payload == q.encode(x, k)
+        q.decode_add(payload, decoded)
+        assert np.array_equal(added, decoded)
+
+
 def test_a_layout_without_kernels_changes_bytes_but_no_value() -> None:
     x, layout = heavy_tailed(310), Layout.of({"dense": (30, 10), "bias": (10,)})
     for spec in ("dither:step=2", "deadzone:step=2"):

@@ -94,6 +94,12 @@ class Quantizer(ABC):
             raise FrameError(f"{self.spec} did not decode to {out.size} finite numbers")
         out += np.float32(weight) * x
 
+    def encode_add(self, x: Vector, seed: int, out: Vector) -> bytes:
+        """Return the payload of ``x``, and do ``out += Q(x)``, with the same bits as ``decode_add``."""
+        payload = self.encode(x, seed)
+        self.decode_add(payload, out)
+        return payload
+
     def bind(self, layout: Layout) -> "Quantizer":
         """Return this quantizer for vectors of ``layout``. Most quantizers ignore the layout."""
         del layout

@@ -12,7 +12,14 @@ from typing import ClassVar, Self
 import numpy as np
 
 from qafel import vectors
-from qafel.coding.integers import Integers, Rows, check_integers, decode_integers, max_integer_bytes
+from qafel.coding.integers import (
+    Integers,
+    Rows,
+    check_integers,
+    decode_integers,
+    encode_integers,
+    max_integer_bytes,
+)
 from qafel.errors import FrameError, VectorError
 from qafel.quantizers import _scaled, _spatial
 from qafel.quantizers._base import Additive, finite_vector
@@ -101,41 +108,52 @@ class Stepped(Coded):
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """Return the head, then the integers."""
+        return self._encode(x, seed)[0]
+
+    def encode_add(self, x: Vector, seed: int, out: Vector) -> bytes:
+        """Return the payload, and add what it stands for without reading it again."""
+        vectors.check_target(out)
+        payload, q = self._encode(x, seed)
+        if q.size:
+            self._add_integers(payload, q, np.float32(1), out)
+        return payload
+
+    def _encode(self, x: Vector, seed: int) -> tuple[bytes, Integers]:
         x = vectors.as_vector(x, None if self.layout is None else self.layout.size)
         if not x.size:
-            return b""
+            return b"", np.empty(0, np.int16)
         if self.layout is not None:
             x = _spatial.forward(finite_vector(x), self.layout)
-        return self.encode_normalised(_scaled.normalise(x), seed)
+        head, q = self.quantize(_scaled.normalise(x), seed)
+        return head + encode_integers(q, self.rows), q
 
     @abstractmethod
-    def encode_normalised(self, normalised: _scaled.Normalised, seed: int) -> bytes:
-        """Return the payload of a finite vector that is not empty."""
+    def quantize(self, normalised: _scaled.Normalised, seed: int) -> tuple[bytes, Integers]:
+        """Return head and integers of a finite vector that is not empty."""
 
     def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
         """Check head and integers, then add the value of each integer, transformed back with a layout."""
         vectors.check_target(out)
-        if self.layout is None or not _spatial.places(self.layout):
-            self._add(data, np.float32(weight), out)
-            return
-        values = vectors.zeros(out.size)
-        self._add(data, np.float32(1), values)
-        _spatial.add_back(values, self.layout, np.float32(weight), out)
+        if self.layout is not None and out.size != self.layout.size:
+            raise VectorError(f"the layout has {self.layout.size} coordinates, the vector {out.size}")
+        self.check(data, out.size)
+        if out.size:
+            self._add_integers(data, self.read_integers(data, out.size), np.float32(weight), out)
 
-    def _add(self, data: bytes, weight: np.float32, out: Vector) -> None:
-        """Add what the integers stand for, without the inverse of the transform."""
-        size = out.size
-        if self.layout is not None and size != self.layout.size:
-            raise VectorError(f"the layout has {self.layout.size} coordinates, the vector {size}")
-        self.check(data, size)
-        if not size:
-            return
+    def _add_integers(self, data: bytes, q: Integers, weight: np.float32, out: Vector) -> None:
         step, exponent = _scaled.read_head(data, self)
-        if step:
-            self.add(data, step, exponent, weight, out)
-        elif self.read_integers(data, size).any():
-            raise FrameError(f"{self.spec}: the step is 0, but not all integers are")
+        if not step:
+            if q.any():
+                raise FrameError(f"{self.spec}: the step is 0, but not all integers are")
+        elif self.layout is None or not _spatial.places(self.layout):
+            self.add(data, q, step, exponent, weight, out)
+        else:
+            values = vectors.zeros(out.size)
+            self.add(data, q, step, exponent, np.float32(1), values)
+            _spatial.add_back(values, self.layout, weight, out)
 
     @abstractmethod
-    def add(self, data: bytes, step: np.float32, exponent: int, weight: np.float32, out: Vector) -> None:
-        """Do ``out += weight · Q(x)`` for a payload that ``check`` accepted, or raise FrameError."""
+    def add(
+        self, data: bytes, q: Integers, step: np.float32, exponent: int, weight: np.float32, out: Vector
+    ) -> None:
+        """Do ``out += weight ·`` what the integers ``q`` stand for after the head of ``data``."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.bitplanes import GROUP
-from qafel.coding.integers import STREAM, Integers, encode_integers
+from qafel.coding.integers import STREAM, Integers
 from qafel.coding.threads import over_parts, over_ranges
 from qafel.quantizers import _scaled
 from qafel.quantizers._base import register_quantizer
@@ -49,19 +49,19 @@ class Deadzone(Stepped):
         del size
         return _scaled.HEAD + PLACES
 
-    def encode_normalised(self, normalised: _scaled.Normalised, seed: int) -> bytes:
-        """Return step, places, integers."""
+    def quantize(self, normalised: _scaled.Normalised, seed: int) -> tuple[bytes, Integers]:
+        """Return step, exponent and places; the integers."""
         from qafel.quantizers import deadzone_kernels
 
         del seed
         q = np.zeros(normalised.x.size, np.int16)
         step = self._step(normalised)
         if step == 0:
-            return _scaled.head(step, 0) + bytes(PLACES) + encode_integers(q, self.rows)
+            return _scaled.head(step, 0) + bytes(PLACES), q
         flat, kernel = vectors.read_only(normalised.x), deadzone_kernels.deadzone_codes
         over_ranges(lambda a, b: kernel(flat, step, ROUNDING, a, b, q), q.size, GROUP)
         places = bytes(_mean_places(flat, q, step))
-        return _scaled.head(step, normalised.exponent) + places + encode_integers(q, self.rows)
+        return _scaled.head(step, normalised.exponent) + places, q
 
     def _step(self, normalised: _scaled.Normalised) -> np.float32:
         if normalised.largest == 0:
@@ -88,12 +88,13 @@ class Deadzone(Stepped):
             s = _scaled.search(bits, value, falls=True)
         return _limited(s * normalised.rms, normalised)
 
-    def add(self, data: bytes, step: np.float32, exponent: int, weight: np.float32, out: Vector) -> None:
+    def add(
+        self, data: bytes, q: Integers, step: np.float32, exponent: int, weight: np.float32, out: Vector
+    ) -> None:
         """Add the level of every integer."""
         from qafel.coding import integers_kernels
         from qafel.quantizers import deadzone_kernels as kernels
 
-        q = self.read_integers(data, out.size)
         places = np.frombuffer(data, np.uint8, PLACES, _scaled.HEAD)
         values = np.empty(int(integers_kernels.largest(q)) + 1, np.float32)
         kernels.levels(places, ROUNDING, step, values)

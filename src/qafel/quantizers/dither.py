@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from qafel import vectors
-from qafel.coding.integers import encode_integers
+from qafel.coding.integers import Integers
 from qafel.coding.threads import over_ranges
 from qafel.errors import FrameError
 from qafel.quantizers import _scaled
@@ -70,23 +70,22 @@ class Dither(Stepped):
         del size
         return HEAD
 
-    def encode_normalised(self, normalised: _scaled.Normalised, seed: int) -> bytes:
-        """Return step, exponent, 256/λ, seed, integers."""
+    def quantize(self, normalised: _scaled.Normalised, seed: int) -> tuple[bytes, Integers]:
+        """Return step, exponent, 256/λ and seed; the integers."""
         from qafel.quantizers import dither_kernels as kernels
 
         shared_seed = derive(seed, "shared") & 0xFFFFFFFF
         shared, size = keys(shared_seed), normalised.x.size
         step = self._step(normalised)
         if step == 0:
-            integers = encode_integers(np.zeros(size, np.int16), self.rows)
-            return PAYLOAD.pack(step, 0, WHOLE, shared_seed) + integers
+            return PAYLOAD.pack(step, 0, WHOLE, shared_seed), np.zeros(size, np.int16)
         v = kernels.spread(normalised.x, step, max(1, size // _scaled.SAMPLE))
         max_magnitude = int(normalised.largest / float(step) * (1 + 1e-6)) + 1
         head = PAYLOAD.pack(step, normalised.exponent, _part(v, max_magnitude), shared_seed)
         flat = vectors.read_only(normalised.x)
         q = np.empty(size, np.int16)
         over_ranges(lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), size, kernels.BLOCK)
-        return head + encode_integers(q, self.rows)
+        return head, q
 
     def _step(self, normalised: _scaled.Normalised) -> np.float32:
         from qafel.quantizers import dither_kernels as kernels
@@ -122,13 +121,14 @@ class Dither(Stepped):
             raise FrameError(f"{self.spec}: impossible 256/λ: {part}")
         return min(limit, MAX_PRODUCT // int(part) - 1)
 
-    def add(self, data: bytes, step: np.float32, exponent: int, weight: np.float32, out: Vector) -> None:
+    def add(
+        self, data: bytes, q: Integers, step: np.float32, exponent: int, weight: np.float32, out: Vector
+    ) -> None:
         """Draw the dither again, subtract it, and add the result."""
         from qafel.quantizers import dither_kernels as kernels
 
         part, seed = PAYLOAD.unpack_from(data)[2:]
         shared, slope = keys(seed), step / np.float32(part)
-        q = self.read_integers(data, out.size)
         if not exponent:
             kernels.dither_add(q, part, slope, shared, weight, out)
             return
