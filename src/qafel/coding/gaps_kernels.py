@@ -29,8 +29,8 @@ UINT = np.uintp
 
 @njit(nogil=True, cache=True)
 def max_words(size):
-    """Return a number of words that is enough for ``size`` coordinates."""
-    return size + 2 * PADDING
+    """Return a number of words that is enough: a symbol has up to 13 bits, an excess below 2⁷ up to 15."""
+    return 2 * size + 2 * PADDING
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -87,7 +87,9 @@ class Rotated(Additive):
         return BLOCK / float(STEPS[0, 0] * (1 - ROUNDING)) ** 2 - 1 if size else 0.0
 
     def max_bytes(self, size: int) -> int:
-        """Return a bound: no coordinate takes more than two bytes."""
+        """Return a bound: a coordinate takes 14 bits at most, and those of an excess that is rare because
+        the squares of a block's integers add up to 2¹⁴ at most.
+        """
         blocks = _rotation.blocks(size)
         return HEAD.size + 2 * blocks + 2 * BLOCK * blocks + 6 * _streams(size) if size else 0
 
