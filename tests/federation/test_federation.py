@@ -182,6 +182,25 @@ def test_without_broadcast_no_client_downloads_more_than_a_model_and_a_quarter(
     assert max(client.bytes_down for client in downloads) <= 1.25 * whole
 
 
+def test_without_broadcast_a_damaged_increment_stops_nobody(broker: Broker, tmp_path: Path) -> None:
+    chosen = plan(uploads=24, downlink="catch-up", server_quantizer=QSGD, checkpoint_seconds=0.1)
+    job = chosen.job(SIZE)
+    serving = server(chosen, broker.url, tmp_path / "server")
+
+    async def damage() -> None:
+        """Write something else than version 1 under its number."""
+        async with await link(broker.url) as one:
+            while not (stream := await one.stream(one.subjects.increments)):
+                await asyncio.sleep(0.01)
+            headers = {"Nats-Expected-Last-Sequence": "0"}
+            await one.publish(stream["config"]["subjects"][0], b"damaged", headers=headers)
+
+    run(damage())
+    run(publish(broker.url, many(job, 4)))
+    joined = join("t", broker.url, client=77, train=lambda x, task: np.float32(-0.1) * x)
+    assert joined.digest == ended(serving).summary.digest[16:]
+
+
 def test_a_federation_of_another_format_is_refused_in_one_sentence(broker: Broker, tmp_path: Path) -> None:
     async def write() -> None:
         async with await link(broker.url) as one:

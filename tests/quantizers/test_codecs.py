@@ -3,6 +3,7 @@ edges of float32; and of the codings of positions and bit planes.
 """
 
 import random
+import struct
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from qafel import FrameError, Layout, VectorError, quantizer, set_threads, vecto
 from qafel.coding import threads
 from qafel.coding.bitplanes import GROUP, packed_bytes, parts
 from qafel.coding.bitplanes_kernels import pack, stray_bits, unpack
+from qafel.coding.integers import encode_integers
 from qafel.coding.rice import decode_indices, encode_indices, max_index_bytes
 from qafel.coding.threads import thread_count
+from qafel.quantizers._coded import Stepped
 from specs import SPECS, heavy_tailed
 
 SIZES = (0, 1, 2, 7, 8, 9, 255, 256, 257, 511, 512, 513, 1025, 4096, 5000)
@@ -375,3 +378,38 @@ def test_no_vector_takes_more_than_the_bound_of_rotated(many: int) -> None:
         payload = q.encode(x, 1)
         assert len(payload) <= q.max_bytes(x.size)
         assert np.isfinite(q.decode(payload, x.size)).all()
+
+
+KERNELS = Layout.of({"kernels": (1, 1, 3, 3)})
+
+
+@pytest.mark.parametrize("spec", ["deadzone:step=2", "dither:step=6"])
+def test_kernels_of_any_finite_size_are_coded_and_none_decodes_to_anything_else(spec: str) -> None:
+    q = quantizer(spec, KERNELS)
+    for x in (np.full(9, 3e38), np.array([1e-45] + [0] * 8), np.full(9, 1e-44), np.arange(9) * 1e-41):
+        vector = x.astype(np.float32)
+        decoded = q.decode(q.encode(vector, 0), 9).astype(np.float64)
+        assert np.isfinite(decoded).all()
+        if spec.startswith("deadzone"):
+            assert np.square(decoded - vector).sum() <= np.square(vector.astype(np.float64)).sum() * (
+                1 + 1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    ("spec", "head"),
+    [
+        ("deadzone:step=2", struct.pack("<fh4B", 1.0, -160, *[128] * 4)),
+        ("dither:step=6", struct.pack("<fhII", 1.0, -160, 256, 7)),
+    ],
+)
+def test_frequencies_beyond_float32_decode_to_finite_kernels(spec: str, head: bytes) -> None:
+    q = quantizer(spec, KERNELS)
+    assert isinstance(q, Stepped)
+    numbers = np.array([1, 1, -1] * 3, np.int16)
+    assert np.isfinite(q.decode(head + encode_integers(numbers, q.rows), 9)).all()
+
+
+def test_a_step_of_a_thousand_rms_is_decoded() -> None:
+    x, q = np.full(10, 2.0**39, np.float32), quantizer("dither:step=1000")
+    assert np.isfinite(q.decode(q.encode(x, 1), 10)).all()

@@ -3,7 +3,7 @@
 The coder narrows an interval of 48 bits, from ``low`` on and ``span`` wide, to the part that belongs to what
 is coded: a part of 2ᵇ equal ones, or one side of a decision. When ``span`` is below 2³² the upper word of
 ``low`` is final and is written; a carry is added to the words before. The last word names a point of the last
-interval; a decoder rejects any other, so that what is coded has exactly one coding.
+interval; a decoder rejects a coding that ends earlier or later.
 
 Probabilities come from the caller: adaptive ones for ``qafel.coding.integers``, tables for
 ``qafel.coding.gaps``.

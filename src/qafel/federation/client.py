@@ -148,15 +148,15 @@ class FederationClient:
 
     async def catch_up(self) -> None:
         """Bring x̂ to the version that the server had a moment ago."""
-        wait, done = 0.05, False
-        while not done:
-            try:
-                done = await retry(self._newest if self.core.job.replaces else self._sync)
-            except FrameError as error:  # damaged, or replaced by a newer one since
-                self._journal("refused", detail=str(error))
-            if not done:
-                await asyncio.sleep(wait * random.uniform(0.5, 1))
-                wait = min(2 * wait, 1.0)
+        wait = 0.05
+        while True:
+            with contextlib.suppress(FrameError):  # damaged, or replaced by a newer one since
+                if await retry(self._newest if self.core.job.replaces else self._sync):
+                    break
+            if not self._broadcast and self.core.in_sync and self.resyncs > self._reported[0]:
+                break  # an increment is damaged: train from this x̂; the next request asks for a snapshot
+            await asyncio.sleep(wait * random.uniform(0.5, 1))
+            wait = min(2 * wait, 1.0)
         self.save()
 
     async def _pointer(self) -> SnapshotPointer | None:
@@ -173,10 +173,9 @@ class FederationClient:
         if before is None or before < pointer.version:
             sizes, whole = pointer.increments, pointer.manifest.size
             needed = catch_up(before, pointer.version, sizes, whole, replaces=False)
-            if not needed.snapshot and not await self._replay(stop=pointer.version):
-                return False
+            replayed = not needed.snapshot and await self._replay(stop=pointer.version)
             # a snapshot precedes its increment by a moment; any other that is missing is gone
-            if needed.snapshot or core.version < pointer.version - 1:
+            if not replayed or core.version < pointer.version - 1:
                 await self._apply_snapshot(pointer)
                 if core.version < pointer.version:
                     return False
@@ -208,7 +207,7 @@ class FederationClient:
         return same
 
     def _reset(self, version: int) -> None:
-        """Drop an x̂ that the server does not have: it was restored to an older version."""
+        """Drop an x̂ that the server, restored to an older version, does not have."""
         self._journal("ahead", version=self.core.version, server=version)
         self.resyncs += 1
         self.core.reset()
@@ -263,6 +262,7 @@ class FederationClient:
                 continue
             if not self._broadcast and self.core.held != reply.version:
                 await self.catch_up()
+                self.resyncs += self.core.version < reply.version  # increments are gone: ask for a snapshot
             if self.core.in_sync:
                 await self._train(reply)
 

@@ -152,6 +152,7 @@ class Increments:
             stored = await self._connection.get(self._subjects.increments, version)
             if stored is not None and not self._is_ours(stored.data, data):
                 raise StateError(f"version {version} in the broker does not follow from its uploads")
+            self._written(version, len(frame))
             return
         headers = {LAST: str(version - 1)}
         try:
@@ -163,9 +164,14 @@ class Increments:
             sequence = version  # it is ours: the acknowledgement was lost
         if sequence != version:
             raise FencedError(f"version {version} became message {sequence}: the stream is not ours")
-        self.last, self._newest_size = version, len(frame)
+        self.last = version
+        self._written(version, len(frame))
+
+    def _written(self, version: int, size: int) -> None:
+        """Count an increment that is in the stream."""
+        self._newest_size = size
         if self._snapshot is None or version > self._snapshot.version:
-            self._since += len(frame)
+            self._since += size
 
     def _is_ours(self, stored: bytes, data: bytes) -> bool:
         """Whether a stored message is ours, perhaps damaged; then a snapshot must lead past it."""

@@ -325,7 +325,7 @@ class FederationServer:
             gone, self._done = [*gone, *self._done], []
         for client, manifest in gone:
             await objects.remove(self._connection, subjects.chunk(client, "object"), manifest)
-        await self._snapshot(asked=asked)
+        await self._snapshot(asked=asked or ended)
         if asked:
             self._desk.snapshot_wanted, self._asked_at = False, self._saved_at
         self._at("after purge")

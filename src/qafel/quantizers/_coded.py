@@ -22,7 +22,7 @@ from qafel.coding.integers import (
 )
 from qafel.errors import FrameError, VectorError
 from qafel.quantizers import _scaled, _spatial
-from qafel.quantizers._base import Additive, finite_vector
+from qafel.quantizers._base import Additive
 from qafel.quantizers._scaled import Goal
 from qafel.quantizers._spec import Arguments
 from qafel.vectors import Layout, Vector
@@ -122,9 +122,11 @@ class Stepped(Coded):
         x = vectors.as_vector(x, None if self.layout is None else self.layout.size)
         if not x.size:
             return b"", np.empty(0, np.int16)
-        if self.layout is not None:
-            x = _spatial.forward(finite_vector(x), self.layout)
-        head, q = self.quantize(_scaled.normalise(x), seed)
+        normalised = _scaled.normalise(x)
+        if self.layout is not None and _spatial.places(self.layout):
+            moved = _scaled.normalise(_spatial.forward(normalised.x, self.layout))
+            normalised = moved._replace(exponent=moved.exponent + normalised.exponent)
+        head, q = self.quantize(normalised, seed)
         return head + encode_integers(q, self.rows), q
 
     @abstractmethod
@@ -149,8 +151,13 @@ class Stepped(Coded):
             self.add(data, q, step, exponent, weight, out)
         else:
             values = vectors.zeros(out.size)
-            self.add(data, q, step, exponent, np.float32(1), values)
-            _spatial.add_back(values, self.layout, weight, out)
+            self.add(data, q, step, 0, np.float32(1), values)
+            if not exponent:
+                _spatial.add_back(values, self.layout, weight, out)
+                return
+            whole = vectors.zeros(out.size)
+            _spatial.add_back(values, self.layout, np.float32(1), whole)
+            out += weight * _scaled.rescale(whole, exponent)
 
     @abstractmethod
     def add(

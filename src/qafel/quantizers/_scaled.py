@@ -121,7 +121,7 @@ def head(step: np.float32, exponent: int) -> bytes:
 def read_head(data: bytes, spec: object) -> tuple[np.float32, int]:
     """Return step and exponent, or raise FrameError."""
     step, exponent = struct.unpack_from("<fh", data)
-    if not 0 <= step <= 2.0 ** (NORMAL + 7) or abs(exponent) > MAX_EXPONENT:
+    if not 0 <= step <= 2.0 ** (NORMAL + 10) or abs(exponent) > MAX_EXPONENT:
         raise FrameError(f"{spec}: impossible step {step:g} or exponent {exponent}")
     return np.float32(step), exponent
 

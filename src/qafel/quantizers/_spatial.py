@@ -73,10 +73,7 @@ def forward(x: Vector, layout: Layout) -> Vector:
 
 
 def add_back(values: Vector, layout: Layout, weight: np.float32, out: Vector) -> None:
-    """Do ``out += weight · values`` with the frequencies of ``values`` transformed to kernels.
-
-    The kernels are clipped to the finite float32 numbers.
-    """
+    """Do ``out += weight · values`` with the frequencies of ``values`` transformed to kernels."""
     from qafel.quantizers import _spatial_kernels
 
     _over(lambda parts: _spatial_kernels.add_back(values, parts, weight, out), layout)

@@ -5,7 +5,6 @@ from numba import njit
 
 F32 = np.float32
 UINT = np.uintp
-LARGEST = F32(np.finfo(np.float32).max)
 THIRD, HALF, SIXTH = F32(np.sqrt(1 / 3)), F32(np.sqrt(1 / 2)), F32(np.sqrt(1 / 6))
 
 
@@ -42,12 +41,6 @@ def to_frequencies(x, parts, out):
             out[j + UINT(2) * count], out[j + UINT(5) * count], out[j + UINT(8) * count] = _line(a2, b2, c2)
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _add(acc, k, weight, value):
-    value = LARGEST if value > LARGEST else -LARGEST if value < -LARGEST else value
-    acc[k] = F32(acc[k] + F32(weight * value))
-
-
 @njit(nogil=True, cache=True)
 def add_back(y, parts, weight, acc):
     """``acc += weight ·`` the inverse of ``to_frequencies``."""
@@ -62,8 +55,9 @@ def add_back(y, parts, weight, acc):
             a0, b0, c0 = _line_back(y[j], y[j + UINT(3) * count], y[j + UINT(6) * count])
             a1, b1, c1 = _line_back(y[j + count], y[j + UINT(4) * count], y[j + UINT(7) * count])
             a2, b2, c2 = _line_back(y[j + UINT(2) * count], y[j + UINT(5) * count], y[j + UINT(8) * count])
-            for row, (a, b, c) in enumerate(((a0, a1, a2), (b0, b1, b2), (c0, c1, c2))):
+            for a, b, c in ((a0, a1, a2), (b0, b1, b2), (c0, c1, c2)):
                 p, q, r = _line_back(a, b, c)
-                _add(acc, k + UINT(3 * row), weight, p)
-                _add(acc, k + UINT(3 * row + 1), weight, q)
-                _add(acc, k + UINT(3 * row + 2), weight, r)
+                acc[k] = F32(acc[k] + F32(weight * p))
+                acc[k + UINT(1)] = F32(acc[k + UINT(1)] + F32(weight * q))
+                acc[k + UINT(2)] = F32(acc[k + UINT(2)] + F32(weight * r))
+                k += UINT(3)
