@@ -177,10 +177,8 @@ def encode(q, first, rows, out):
                 bound = _bound(span, chance)
                 tallies[here], turn = _sign_seen(I64(tallies[here]), turn, positive)
                 sign_chances[context] = _yes(chance) if positive == expected else _no(chance)
-            if positive == expected:
-                span = bound
-            else:
-                low, span = low + bound, span - bound
+            other = U64(positive != expected)  # arithmetic instead of an unpredictable branch
+            low, span = low + other * bound, bound + other * (span - bound - bound)
             if span < TOP:
                 at, low, span = write_word(out, at, low, span)
             activity += ((min(magnitude, CLIP) << 12) - activity) >> 3
@@ -255,19 +253,16 @@ def decode(data, first, rows, max_magnitude, q):
             if width:
                 context, expected = _sign_context(I64(tallies[here]), turn)
                 bound = _bound(span, sign_chances[context])
-            right = code < bound
-            if right:
-                span = bound
-            else:
-                code, span = code - bound, span - bound
-            positive = right == expected
+            other = U64(code >= bound)
+            code, span = code - other * bound, bound + other * (span - bound - bound)
+            positive = (other == 0) == expected
             if width:
                 tallies[here], turn = _sign_seen(I64(tallies[here]), turn, positive)
                 chance = sign_chances[context]
-                sign_chances[context] = _yes(chance) if right else _no(chance)
+                sign_chances[context] = _no(chance) if other else _yes(chance)
             if span < TOP:
                 at, code, span = read_word(words, at, code, span)
-            q[i] = I16(magnitude if positive else -magnitude)
+            q[i] = I16(magnitude * (2 * I32(positive) - 1))
             activity += ((min(magnitude, CLIP) << 12) - activity) >> 3
         k, column, turn = _next_row(rows, k, column + I64(end - start), first + I64(end), tallies)
         start = end

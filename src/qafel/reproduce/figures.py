@@ -53,8 +53,13 @@ def quantizers(path: Path, rows: Mapping[str, Row], kind: str, max_uploads: int)
     return _save(figure, path)
 
 
-def table2(path: Path, rows: Sequence[Row], max_uploads: int) -> list[Path]:
-    """Uploads, MB up and MB down of every row, beside FedBuff, the first."""
+def table2(
+    path: Path, rows: Sequence[Row], max_uploads: int, names: Sequence[str] | None = None
+) -> list[Path]:
+    """Uploads, MB up and MB down (on a logarithmic axis) of every row, beside FedBuff, the first.
+
+    ``names`` are those below the bars; by default, what the labels of the rows have between two commas.
+    """
     plt = report.pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4))
     for axis, (title, value) in zip(axes, _panels(max_uploads), strict=True):
@@ -63,9 +68,13 @@ def table2(path: Path, rows: Sequence[Row], max_uploads: int) -> list[Path]:
         axis.bar(range(len(rows)), [mean for mean, _ in values], 0.6, color=colours)
         for place, (mean, spread) in enumerate(values):
             axis.errorbar(place, mean, spread, color="black", linewidth=0.8, capsize=2)
-        names = [row.label.partition(", ")[2].partition(",")[0] or row.label for row in rows]
-        axis.set_xticks(range(len(rows)), names, fontsize=8)
+            if mean == mean:
+                axis.annotate(f"{mean:.3g}", (place + 0.06, mean), fontsize=8, va="bottom")
+        short = [row.label.partition(", ")[2].partition(",")[0] or row.label for row in rows]
+        axis.set_xticks(range(len(rows)), names or short, fontsize=8)
         axis.set_title(title, fontsize=10)
+        if title.startswith("MB"):
+            axis.set_yscale("log")
     return _save(figure, path)
 
 

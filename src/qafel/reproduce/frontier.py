@@ -29,6 +29,10 @@ CELLS = (
 )
 
 
+NAMES = ("FedBuff", "QAFeL\naffine:4\nboth sides", f"QAFeL\n{CLIENT_QUANTIZER}\n{SERVER_QUANTIZER}")
+"""The cells, for the figure."""
+
+
 def frontier(options: Options) -> Study:
     """Uploads and bytes to the target, seed by seed against FedBuff's."""
     seeds = options.seeds if options.quick else max(options.seeds, SEEDS)
@@ -43,7 +47,7 @@ def frontier(options: Options) -> Study:
         tables=[_table(goal, rows, pairs)],
         claims=_claims(pairs["default"], rows[-1]),
         numbers={"settings": runs.shared, "rows": rows, "against FedBuff": pairs},
-        figures=figures.table2(runs.folder / "frontier", rows, runs.shared["uploads"]),
+        figures=figures.table2(runs.folder / "frontier", rows, runs.shared["uploads"], NAMES),
     )
 
 
