@@ -28,7 +28,7 @@ from qafel.federation.nats import CLOSED, Connection, Message
 from qafel.federation.objects import Manifest, Sweeper, is_manifest, open_store
 from qafel.federation.plan import Plan, write_welcome
 from qafel.federation.reader import Reader, open_log
-from qafel.federation.state import FederationState
+from qafel.federation.state import FederationState, warm_up
 from qafel.federation.subjects import owner
 from qafel.runs.folder import RunFolder
 from qafel.server import Accepted, Stepped
@@ -154,11 +154,9 @@ class FederationServer:
             self._report()
 
     def _report(self) -> None:
-        leases = self._desk.leases
-        leases.expire(time.monotonic())
-        self._monitor.report(
-            self.state, leases=len(leases), term=self._leadership.term, ended=self._desk.ended
-        )
+        desk, term = self._desk, self._leadership.term
+        desk.leases.expire(time.monotonic())
+        self._monitor.report(self.state, leases=len(desk.leases), term=term, ended=desk.ended)
 
     async def _prepare(self) -> None:
         """Take the leadership, load the state, and make sure that the streams exist."""
@@ -175,6 +173,7 @@ class FederationServer:
             states = [FederationState(plan, job, self._x)]
             states += await self._checkpoints.states(plan, job, self._increments, self._journal)
             self._state = max(states, key=lambda state: state.sequence)
+            await asyncio.to_thread(warm_up, job)
         state = self._desk.state = self._state
         state.tracker.folder = self.folder
         await self._increments.open(plan.replicas, state.server)
