@@ -116,7 +116,10 @@ def test_the_demo_ends_with_a_table_and_a_figure(tmp_path: Path) -> None:
     assert "fedbuff ÷ qafel" in text
     assert str(tmp_path / "demo.png") in text.replace("\n", "")
     assert (tmp_path / "demo.png").stat().st_size > 10_000
-    rows = {row["name"]: row for row in call_json("demo", "--uploads", "200", "--out", str(tmp_path))["rows"]}
+    rows = {
+        row["name"]: row
+        for row in call_json("demo", "--uploads", "200", "--out", str(tmp_path / "json"))["rows"]
+    }
     assert rows["fedbuff"]["bytes_up"][0] > 7.5 * rows["qafel"]["bytes_up"][0]
     assert rows["fedbuff"]["bytes_down"][0] > 7.5 * rows["qafel"]["bytes_down"][0]
 

@@ -73,7 +73,7 @@ def table2(
         short = [row.label.partition(", ")[2].partition(",")[0] or row.label for row in rows]
         axis.set_xticks(range(len(rows)), names or short, fontsize=8)
         axis.set_title(title, fontsize=10)
-        if title.startswith("MB"):
+        if title.startswith("MB") and any(mean > 0 for mean, _ in values):
             axis.set_yscale("log")
     return _save(figure, path)
 
