@@ -14,7 +14,9 @@ from qafel.sim.simulation import Simulation
 from qafel.tasks.settings import unknown
 
 Groups = dict[str, list[Result]]
-COLUMNS = ("accuracy", "uploads", "bytes_up", "bytes_down", "time")
+Target = dict[str, float]
+"""What it took to reach the target: uploads, bytes up and down, time."""
+COSTS = ("uploads", "bytes_up", "bytes_down", "time")
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -102,20 +104,30 @@ def one(chosen: Settings, folder: Path, workers: int | None, tell: Callable[[Sim
     return sim.run(chosen, folder, workers=workers, progress=tell)
 
 
+def reached(run: object) -> Target | None:
+    """What it took a run to reach its target; None if it did not, or diverged."""
+    return run.summary.target if isinstance(run, Result) else None
+
+
+def both_reached(mine: Iterable[object], theirs: Iterable[object]) -> list[tuple[Target, Target]]:
+    """What it took two groups of runs, seed by seed, where both reached the target."""
+    pairs = ((reached(a), reached(b)) for a, b in zip(mine, theirs, strict=False))
+    return [(a, b) for a, b in pairs if a and b]
+
+
 def table(results: Groups) -> list[Row]:
     """The rows of the table."""
     return [_row(name, runs) for name, runs in results.items()]
 
 
 def _row(name: str, runs: list[Result]) -> Row:
-    target = runs[0].summary.settings.get("target")
-    there = [run for run in runs if run.summary.target is not None]
-    if target is None:
-        costs = {c: mean_std([getattr(run.summary, c) for run in runs]) for c in COLUMNS[1:]}
-    else:
-        costs = {c: mean_std([(run.summary.target or {})[c] for run in there]) for c in COLUMNS[1:]}
     accuracy = mean_std([run.summary.accuracy for run in runs])
-    return Row(name, len(runs), None if target is None else len(there), accuracy, **costs)
+    if runs[0].summary.settings.get("target") is None:
+        costs = {cost: mean_std([getattr(run.summary, cost) for run in runs]) for cost in COSTS}
+        return Row(name, len(runs), None, accuracy, **costs)
+    there = [target for run in runs if (target := reached(run))]
+    costs = {cost: mean_std([target[cost] for target in there]) for cost in COSTS}
+    return Row(name, len(runs), len(there), accuracy, **costs)
 
 
 def draw(results: Groups, path: Path) -> Path:
