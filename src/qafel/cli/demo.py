@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from qafel.cli import show
-from qafel.cli.run import live, print_comparison, resumable
+from qafel.cli.run import print_comparison, run_and_compare
 
 
 def demo(
@@ -26,21 +26,14 @@ def demo(
     """
     from qafel import report
     from qafel.runs.folder import new_folder
-    from qafel.sim import Settings, comparison
+    from qafel.sim import Settings
 
     show.at_least_one(uploads=uploads)
     report.pyplot()
     shared = Settings(uploads=uploads, seed=seed, evaluate_every=min(250, uploads))
     runs = {name: [msgspec.structs.replace(shared, algorithm=name)] for name in ("qafel", "fedbuff")}
     out = show.out_folder(out or new_folder(Path("runs"), "demo"))
-    with live("qafel", json) as bar, resumable():
-        results = comparison.compare(runs, out, progress=lambda name, run: bar(run, name))
-    rows = comparison.table(results)
-    figure = comparison.draw(results, out / "demo.png")
-    if json:
-        show.json({"figure": str(figure), "rows": rows, "runs": [r[0].summary for r in results.values()]})
-        return
-    print_comparison(
-        rows, f"Smiling or not: {uploads:,} uploads of {results['qafel'][0].summary.clients:,} clients"
-    )
-    show.line(f"\nFigure: {figure}")
+    results, answer = run_and_compare(runs, out / "demo.png", json)
+    answer["runs"] = [found[0].summary for found in results.values()]
+    clients = results["qafel"][0].summary.clients
+    print_comparison(answer, f"Smiling or not: {uploads:,} uploads of {clients:,} clients", json)

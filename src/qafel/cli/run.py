@@ -1,8 +1,9 @@
 """``qafel run``, ``qafel compare`` and ``qafel timeline``."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +16,8 @@ from qafel.files import write_json
 
 if TYPE_CHECKING:
     from qafel.runs.result import Result
-    from qafel.sim import Simulation
-    from qafel.sim.comparison import Row
+    from qafel.sim import Settings, Simulation
+    from qafel.sim.comparison import Groups, Row
 
 CLIENTS = 7474
 """Default number of clients of a timeline: the training clients of the paper."""
@@ -109,32 +110,18 @@ def run(
     from qafel import sim
     from qafel.runs.folder import new_folder
 
-    if resume is not None:
-        if config is not None or change or out is not None:
-            raise ConfigError(
-                "--resume continues with the settings of the run; remove CONFIG, --set and --out"
-            )
-        folder = resume
-        with live(folder.name, json) as bar, resumable():
-            result = sim.resume(
-                folder,
-                workers=workers,
-                progress=bar,
-                tensorboard=tensorboard,
-                checkpoint_seconds=checkpoint,
-            )
-    else:
+    if resume is None:
         chosen = sim.read_settings(config, change or ())
         folder = out or new_folder(Path("runs"), config.stem if config else chosen.algorithm)
-        with live(folder.name, json) as bar, resumable():
-            result = sim.run(
-                chosen,
-                folder,
-                workers=workers,
-                progress=bar,
-                tensorboard=tensorboard,
-                checkpoint_seconds=checkpoint,
-            )
+        start: Callable[..., Result] = partial(sim.run, chosen)
+    elif config is not None or change or out is not None:
+        raise ConfigError("--resume continues with the settings of the run; remove CONFIG, --set and --out")
+    else:
+        folder, start = resume, sim.resume
+    with live(folder.name, json) as bar, resumable():
+        result = start(
+            folder, workers=workers, progress=bar, tensorboard=tensorboard, checkpoint_seconds=checkpoint
+        )
     if json:
         show.json({"folder": str(folder), **msgspec.structs.asdict(result.summary)})
         return
@@ -145,24 +132,19 @@ def print_result(result: "Result", folder: Path) -> None:
     """The table of one run, and the paths of its folder and figure."""
     s = result.summary
     mode = "broadcast" if s.downlink == "broadcast" else "downloaded"
-    show.table(
-        f"{s.algorithm}: {s.clients:,} clients, {s.size:,} parameters; ended by {s.reason}",
-        ["algorithm", "accuracy", "uploads", "MB up", f"MB {mode}", "staleness", "in flight", "time"],
-        [
-            [
-                s.algorithm,
-                f"{100 * s.accuracy:.1f} %",
-                f"{s.uploads:,}",
-                f"{s.bytes_up / 1e6:,.2f}",
-                f"{s.bytes_down / 1e6:,.2f}",
-                f"{s.staleness['mean']:.1f}",
-                f"{s.concurrency['mean']:.0f}",
-                show.number(s.time),
-            ]
-        ],
-    )
-    speed = f"{s.uploads / s.seconds['total']:,.0f} uploads/s, {s.version:,} server steps"
-    show.line(f"\n{speed}")
+    row = {
+        "algorithm": s.algorithm,
+        "accuracy": f"{100 * s.accuracy:.1f} %",
+        "uploads": f"{s.uploads:,}",
+        "MB up": f"{s.bytes_up / 1e6:,.2f}",
+        f"MB {mode}": f"{s.bytes_down / 1e6:,.2f}",
+        "staleness": f"{s.staleness['mean']:.1f}",
+        "in flight": f"{s.concurrency['mean']:.0f}",
+        "time": show.number(s.time),
+    }
+    title = f"{s.algorithm}: {s.clients:,} clients, {s.size:,} parameters; ended by {s.reason}"
+    show.table(title, list(row), [list(row.values())])
+    show.line(f"\n{s.uploads / s.seconds['total']:,.0f} uploads/s, {s.version:,} server steps")
     if s.target:
         reached = f"{s.target['uploads']:,.0f} uploads, {s.target['bytes_up'] / 1e6:,.2f} MB up"
         show.line(f"Target {s.settings['target']} reached after {reached}")
@@ -190,21 +172,31 @@ def compare(
     show.at_least_one(seeds=seeds)
     wanted = comparison.select(runs, change or (), seeds)
     show.out_folder(out)
-    with live(runs[0], json) as bar, resumable():
-        results = comparison.compare(wanted, out, workers=workers, progress=lambda name, run: bar(run, name))
-    rows = comparison.table(results)
-    figure = comparison.draw(results, out / "compare.png")
-    answer = {"figure": str(figure), "rows": rows}
+    _, answer = run_and_compare(wanted, out / "compare.png", json, workers)
     write_json(out / "compare.json", answer)
+    print_comparison(answer, f"Comparison over {seeds} seed{'s' * (seeds > 1)}", json)
+
+
+def run_and_compare(
+    wanted: "Mapping[str, Path | list[Settings]]", figure: Path, json: bool, workers: int | None = None
+) -> "tuple[Groups, dict[str, Any]]":
+    """The results by name; the path of their figure, and the rows of their table."""
+    from qafel.runs.result import figure as draw
+    from qafel.sim import comparison
+
+    with live(next(iter(wanted)), json) as bar, resumable():
+        results = comparison.compare(
+            wanted, figure.parent, workers=workers, progress=lambda name, run: bar(run, name)
+        )
+    return results, {"figure": str(draw(results, figure)), "rows": comparison.table(results)}
+
+
+def print_comparison(answer: dict[str, Any], title: str, json: bool) -> None:
+    """The table of a comparison, with ratios to the first row, and the path of its figure; or JSON."""
     if json:
         show.json(answer)
         return
-    print_comparison(rows, f"Comparison over {seeds} seed{'s' * (seeds > 1)}")
-    show.line(f"\nFigure: {figure}")
-
-
-def print_comparison(rows: "list[Row]", title: str) -> None:
-    """The table of a comparison, with ratios to the first row."""
+    rows: list[Row] = answer["rows"]
     first = rows[0]
     target = any(row.reached is not None for row in rows)
     columns = ["run", "accuracy", "uploads", "MB up", "MB down", "virtual time"] + ["reached"] * target
@@ -220,6 +212,7 @@ def print_comparison(rows: "list[Row]", title: str) -> None:
         ratios = [_ratio(getattr(row, name)[0], getattr(first, name)[0]) for name in names]
         cells.append([f"{row.name} ÷ {first.name}", "", *ratios, *[""] * target])
     show.table(title, columns, cells)
+    show.line(f"\nFigure: {answer['figure']}")
 
 
 def _spread(pair: tuple[float, float], unit: float, digits: int, runs: int) -> str:
@@ -257,30 +250,17 @@ def timeline(
         return
     total = sum(result.staleness)
     mean = sum(tau * n for tau, n in enumerate(result.staleness)) / total if total else 0.0
-    show.table(
-        f"{result.events:,} events, {result.uploads:,} uploads in {result.time:,.1f} units of time",
-        [
-            "clock",
-            "in flight (mean)",
-            "staleness (mean)",
-            "staleness (max)",
-            "steps",
-            "lost",
-            "turned away",
-            "rejected",
-        ],
-        [
-            [
-                chosen.arrival_process,
-                f"{result.concurrency:.1f}",
-                f"{mean:.2f}",
-                f"{max(0, len(result.staleness) - 1)}",
-                f"{result.steps:,}",
-                f"{result.lost:,}",
-                f"{result.turned_away:,}",
-                f"{result.rejected:,}",
-            ]
-        ],
-    )
+    row = {
+        "clock": chosen.arrival_process,
+        "in flight (mean)": f"{result.concurrency:.1f}",
+        "staleness (mean)": f"{mean:.2f}",
+        "staleness (max)": f"{max(0, len(result.staleness) - 1)}",
+        "steps": f"{result.steps:,}",
+        "lost": f"{result.lost:,}",
+        "turned away": f"{result.turned_away:,}",
+        "rejected": f"{result.rejected:,}",
+    }
+    title = f"{result.events:,} events, {result.uploads:,} uploads in {result.time:,.1f} units of time"
+    show.table(title, list(row), [list(row.values())])
     if out:
         show.line(f"\nFigure: {out}")

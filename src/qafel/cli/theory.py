@@ -14,8 +14,24 @@ from qafel.cli.quantizers import Size, Specs, check_size, specs_or_all
 from qafel.config import DEFAULT_QUANTIZER, remedy, unbiased_one
 from qafel.errors import ConfigError
 from qafel.quantizers import Quantizer, quantizer
+from qafel.report import Columns
 
 app = typer.Typer(help="The paper's convergence theory, as numbers.", no_args_is_help=True)
+
+COSTS: Columns = {
+    "spec": "{.spec}",
+    "bytes": "{.payload_bytes:,}",
+    "ω": lambda row: show.number(row.omega),
+    "δ": lambda row: show.number(row.delta),
+    "clients: bound ×": lambda row: (
+        show.number(row.client_bound) if row.client else "rate" if row.unbiased else "biased"
+    ),
+    "clients: max η_ℓ": lambda row: show.number(row.client_max_rate) if row.unbiased else "–",
+    "server: bound ×": lambda row: (
+        show.number(row.server_bound) if row.server else "rate" if row.delta > 0 else "δ ≤ 0"
+    ),
+    "server: max η_ℓ": lambda row: show.number(row.server_max_rate) if row.delta > 0 else "–",
+}
 
 
 class Chosen(NamedTuple):
@@ -107,33 +123,9 @@ def quantizers_command(
     if json:
         show.json({"setting": asdict(s), "size": size, "quantizers": [asdict(row) for row in rows]})
         return
-    show.table(
-        f"At d = {size:,}, T = {s.steps:,}, K = {s.buffer_size}, η_ℓ = {show.number(max(s.rates))}: bound in "
-        "units of FedBuff's (rate: this η_ℓ is too large) and the largest η_ℓ",
-        [
-            "spec",
-            "bytes",
-            "ω",
-            "δ",
-            "clients: bound ×",
-            "clients: max η_ℓ",
-            "server: bound ×",
-            "server: max η_ℓ",
-        ],
-        (
-            [
-                row.spec,
-                f"{row.payload_bytes:,}",
-                show.number(row.omega),
-                show.number(row.delta),
-                show.number(row.client_bound) if row.client else "rate" if row.unbiased else "biased",
-                show.number(row.client_max_rate) if row.unbiased else "–",
-                show.number(row.server_bound) if row.server else "rate" if row.delta > 0 else "δ ≤ 0",
-                show.number(row.server_max_rate) if row.delta > 0 else "–",
-            ]
-            for row in rows
-        ),
-    )
+    where = f"At d = {size:,}, T = {s.steps:,}, K = {s.buffer_size}, η_ℓ = {show.number(max(s.rates))}"
+    what = "bound in units of FedBuff's (rate: this η_ℓ is too large) and the largest η_ℓ"
+    show.records(f"{where}: {what}", COSTS, rows)
 
 
 @app.command("bound")

@@ -7,9 +7,12 @@ import typer
 
 from qafel.cli import show
 from qafel.cli.run import Changes, resumable
+from qafel.report import Columns
 
 if TYPE_CHECKING:
-    from qafel.tune import Tuned
+    from collections.abc import Callable
+
+    from qafel.tune import Candidate, Tuned
 
 
 def tune(
@@ -65,20 +68,21 @@ def tune(
 def _print(tuned: "Tuned", target: float | None) -> None:
     from qafel.tune import ALLOWANCE
 
-    show.table(
-        f"To {target}, in units of FedBuff's on the same seeds; {tuned.runs} runs",
-        ["client, server", "seeds", "reached", "uploads", "fewer MB up", "fewer MB down", "MB up", "MB down"],
-        [
-            [
-                f"{c.client}, {c.server}",
-                f"{c.seeds}",
-                f"{c.reached}/{c.seeds}",
-                *([f"{c.uploads:.2f}×", f"{c.up:.1f}×", f"{c.down:.1f}×"] if c.reached else ["–"] * 3),
-                *([f"{c.mb_up:.2f}", f"{c.mb_down:.2f}"] if c.reached else ["–"] * 2),
-            ]
-            for c in tuned.candidates
-        ],
-    )
+    def reached(cell: str) -> "Callable[[Candidate], str]":
+        return lambda c: cell.format(c) if c.reached else "–"
+
+    columns: Columns = {
+        "client, server": "{0.client}, {0.server}",
+        "seeds": "{.seeds}",
+        "reached": "{0.reached}/{0.seeds}",
+        "uploads": reached("{.uploads:.2f}×"),
+        "fewer MB up": reached("{.up:.1f}×"),
+        "fewer MB down": reached("{.down:.1f}×"),
+        "MB up": reached("{.mb_up:.2f}"),
+        "MB down": reached("{.mb_down:.2f}"),
+    }
+    title = f"To {target}, in units of FedBuff's on the same seeds; {tuned.runs} runs"
+    show.records(title, columns, tuned.candidates)
     best = tuned.best
     show.line()
     if not best.reached:
@@ -86,6 +90,5 @@ def _print(tuned: "Tuned", target: float | None) -> None:
     else:
         if not tuned.within:
             show.console.print(f"None is within {ALLOWANCE} times FedBuff's uploads; the nearest is")
-        words = f"--set client_quantizer={best.client} --set server_quantizer={best.server}"
-        show.line(f"Best: {words}")
+        show.line(f"Best: --set client_quantizer={best.client} --set server_quantizer={best.server}")
     show.line(f"Figure: {tuned.figure}")

@@ -8,7 +8,7 @@ import msgspec
 from qafel import sim
 from qafel.config import ALGORITHMS
 from qafel.errors import ConfigError
-from qafel.runs.result import Result, figure, load, mean_std
+from qafel.runs.result import Result, load, mean_std
 from qafel.sim.settings import Settings, read_settings
 from qafel.sim.simulation import Simulation
 from qafel.tasks.settings import unknown
@@ -128,8 +128,3 @@ def _row(name: str, runs: list[Result]) -> Row:
     there = [target for run in runs if (target := reached(run))]
     costs = {cost: mean_std([target[cost] for target in there]) for cost in COSTS}
     return Row(name, len(runs), len(there), accuracy, **costs)
-
-
-def draw(results: Groups, path: Path) -> Path:
-    """The figure."""
-    return figure(results, path)
