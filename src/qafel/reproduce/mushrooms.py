@@ -128,18 +128,14 @@ def mushrooms(options: Options) -> Study:
     steps = QUICK_STEPS if options.quick else SERVER_STEPS
     folder = options.folder(data)
     cells = runs(learner.x.size)
-    names = {
-        cell: [f"{cell.replace(' ', '-').lower()}-seed{seed}" for seed in range(options.seeds)]
-        for cell in cells
-    }
+    slugs = {cell: cell.replace(" ", "-").lower() for cell in cells}
     tasks = {
-        name: Computation(steps * BUFFER, partial(run, learner, optimum, cells[cell], steps, seed))
-        for cell, mine in names.items()
-        for seed, name in enumerate(mine)
+        slugs[cell]: Computation(steps * BUFFER, partial(run, learner, optimum, chosen, steps))
+        for cell, chosen in cells.items()
     }
     kept = folder / "mushrooms" / f"{steps}-{learner.fingerprint:016x}-{CLOCK}"
     gaps = options.compute(tasks, kept, Gaps)
-    gathered = Gathered(optimum, {cell: [gaps[name] for name in mine] for cell, mine in names.items()}, steps)
+    gathered = Gathered(optimum, {cell: gaps[slug] for cell, slug in slugs.items()}, steps)
     title = f"f − f* after server steps, mean of {options.seeds} seeds: {data}, f* = {optimum:.15f}"
     return finish(
         "mushrooms",

@@ -21,12 +21,12 @@ Value = TypeVar("Value")
 
 
 class Computation(msgspec.Struct, Generic[Value], frozen=True):
-    """A run whose result is kept as one JSON file."""
+    """A run whose result is kept as one JSON file for every seed."""
 
     uploads: int
     """Uploads in total, for the progress bar."""
-    call: Callable[[Callable[[int], None]], Value]
-    """Returns the result; the argument is called with the uploads done so far."""
+    call: Callable[[int, Callable[[int], None]], Value]
+    """Returns the result with a seed; the second argument is called with the uploads done so far."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,24 @@ class Options:
         return run_all(wanted, folder / "runs", jobs=self.jobs, tell=tell)
 
     def compute(
-        self, tasks: Mapping[str, Computation[Value]], folder: Path, kind: type[Value]
-    ) -> dict[str, Value]:
-        """Compute what has no file in ``folder`` yet, several at a time, and return all results by name."""
+        self, cells: Mapping[str, Computation[Value]], folder: Path, kind: type[Value]
+    ) -> dict[str, list[Value]]:
+        """Compute what has no file in ``folder`` yet, several at a time; return the results of all seeds."""
         folder.mkdir(parents=True, exist_ok=True)
-        files = {name: folder / f"{name}.json" for name in tasks}
+        names = {cell: [f"{cell}-seed{seed}" for seed in range(self.seeds)] for cell in cells}
         missing = {
-            name: partial(_compute, name, task, files[name])
-            for name, task in tasks.items()
-            if not files[name].exists()
+            name: partial(_compute, name, cells[cell], seed, folder / f"{name}.json")
+            for cell, mine in names.items()
+            for seed, name in enumerate(mine)
+            if not (folder / f"{name}.json").exists()
         }
-        in_parallel(missing, self.jobs, self._progress({name: task.uploads for name, task in tasks.items()}))
-        return {name: msgspec.json.decode(file.read_bytes(), type=kind) for name, file in files.items()}
+        totals = {name: cells[cell].uploads for cell, mine in names.items() for name in mine}
+        in_parallel(missing, self.jobs, self._progress(totals))
+        decode = msgspec.json.Decoder(kind).decode
+        return {
+            cell: [decode((folder / f"{name}.json").read_bytes()) for name in mine]
+            for cell, mine in names.items()
+        }
 
     def _progress(self, totals: Mapping[str, int]) -> Tell:
         """A callback that turns the states of parallel runs into one progress bar."""
@@ -78,8 +84,8 @@ class Options:
         return tell
 
 
-def _compute(name: str, task: Computation[Any], file: Path, tell: Tell) -> None:
-    write_json(file, task.call(lambda uploads: tell(State(name, uploads, 0.0))))
+def _compute(name: str, task: Computation[Any], seed: int, file: Path, tell: Tell) -> None:
+    write_json(file, task.call(seed, lambda uploads: tell(State(name, uploads, 0.0))))
     tell(State(name, task.uploads, 0.0, finished=True))
 
 

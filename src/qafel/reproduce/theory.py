@@ -2,24 +2,15 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qafel import report
 from qafel import theory as formulas
-from qafel.reproduce import figures
-from qafel.reproduce.problem import (
-    BITS,
-    BUFFER,
-    QUICK_STEPS,
-    STEPS,
-    Measured,
-    measure,
-    quantizers,
-    setting,
-)
+from qafel.reproduce import figures, problem
+from qafel.reproduce.problem import BITS, Measured, quantizers
 from qafel.reproduce.study import Claim, Computation, Options, Printed, Study, finish
 
 SIDES = ("both", "client", "server")
@@ -32,22 +23,15 @@ Cells = dict[str, tuple[dict[str, str], int]]
 def theory(options: Options) -> Study:
     """R and ‖x − x̂‖² against the bound, term by term, for several bits, sides and T."""
     folder = options.folder("theory")
-    lengths = QUICK_STEPS if options.quick else STEPS
+    lengths = problem.QUICK_STEPS if options.quick else problem.STEPS
     cells = _cells(lengths)
-    seeds = range(options.seeds)
     tasks = {
-        f"{name}-seed{seed}": Computation(steps * BUFFER, partial(_measure, chosen, steps, seed))
+        name: Computation(steps * problem.BUFFER, partial(problem.measure, chosen, steps))
         for name, (chosen, steps) in cells.items()
-        for seed in seeds
     }
     measured = options.compute(tasks, folder / "theory", Measured)
-    analysis = Analysis(
-        {
-            name: Beside(name, *cell, [measured[f"{name}-seed{seed}"] for seed in seeds])
-            for name, cell in cells.items()
-        },
-        lengths,
-    )
+    beside = {name: Beside(name, *cell, measured[name]) for name, cell in cells.items()}
+    analysis = Analysis(beside, lengths)
     return finish(
         "theory",
         folder,
@@ -70,18 +54,13 @@ def _cells(lengths: Sequence[int]) -> Cells:
     return cells
 
 
-def _measure(chosen: dict[str, str], steps: int, seed: int, tell: Callable[[int], None]) -> Measured:
-    del tell
-    return measure(chosen, steps, seed)
-
-
 class Beside:
     """The runs of a cell beside the bound of the theorem."""
 
     def __init__(self, name: str, chosen: dict[str, str], steps: int, runs: Sequence[Measured]) -> None:
         self.name, self.runs = name, runs
         self.staleness = max(run.max_staleness for run in runs)
-        self.setting = setting(chosen, steps, self.staleness)
+        self.setting = problem.setting(chosen, steps, self.staleness)
         self.bound = formulas.bound(self.setting)
         self.gradient = statistics.fmean(run.mean_gradient for run in runs)
         """R, mean over the seeds."""
