@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer import Argument, Option
 
 from qafel.cli import bench_tables as tables
 from qafel.cli import show
@@ -19,22 +20,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 app = typer.Typer(help="Measure speed, as ratios to a yardstick in the same run.", no_args_is_help=True)
 
-Out = Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")]
-Rounds = Annotated[int, typer.Option("--rounds", help="Rounds; a ratio is the median over them.")]
+Out = Annotated[Path | None, Option("--out", help="Also write the JSON to this file.")]
+Rounds = Annotated[int, Option("--rounds", help="Rounds; a ratio is the median over them.")]
 
 
 @app.command("codec")
 def codec(
-    specs: Annotated[list[str] | None, typer.Argument(help="Specs to time; default: a selection.")] = None,
-    size: Annotated[
-        list[int] | None, typer.Option("--size", "-d", help="Coordinates; may be repeated.")
-    ] = None,
+    specs: Annotated[list[str] | None, Argument(help="Specs to time; default: a selection.")] = None,
+    size: Annotated[list[int] | None, Option("--size", "-d", help="Coordinates; may be repeated.")] = None,
     rounds: Rounds = 15,
     on: Annotated[
         Path | None,
-        typer.Option(
-            "--on", help="Also measure the coder of integers, and bits against error, on these .npz deltas."
-        ),
+        Option(help="Also measure the coder of integers, and bits against error, on these .npz deltas."),
     ] = None,
     out: Out = None,
     json: show.Json = False,
@@ -85,11 +82,9 @@ def codec(
 
 @app.command("sim")
 def sim(
-    engine: Annotated[
-        list[str] | None, typer.Option("--engine", help="Engines to time; default: all.")
-    ] = None,
+    engine: Annotated[list[str] | None, Option(help="Engines to time; default: all.")] = None,
     rounds: Rounds = 3,
-    uploads: Annotated[int, typer.Option("--uploads", help="Uploads of each round.")] = 3000,
+    uploads: Annotated[int, Option(help="Uploads of each round.")] = 3000,
     out: Out = None,
     json: show.Json = False,
 ) -> None:
@@ -134,7 +129,7 @@ def sim(
 @app.command("memory")
 def memory(
     case: Annotated[
-        list[str] | None, typer.Argument(help="million, resnet18; default: both.", metavar="[CASE]…")
+        list[str] | None, Argument(help="million, resnet18; default: both.", metavar="[CASE]…")
     ] = None,
     out: Out = None,
     json: show.Json = False,
@@ -184,9 +179,7 @@ def _memory_in_new_process(case: str) -> Any:
 
 @app.command("federation")
 def federation(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Take a few seconds, with less precise results.")
-    ] = False,
+    quick: Annotated[bool, Option("--quick", help="Take a few seconds, with less precise results.")] = False,
     out: Out = None,
     json: show.Json = False,
 ) -> None:

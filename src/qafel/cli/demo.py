@@ -4,20 +4,16 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
+from typer import Option
 
 from qafel.cli import show
 from qafel.cli.run import print_comparison, run_and_compare
 
 
 def demo(
-    seed: Annotated[
-        int, typer.Option(help="Seed of the faces, the clock, the batches and the quantizers.")
-    ] = 0,
-    uploads: Annotated[int, typer.Option(help="Client uploads of each algorithm.")] = 5000,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; default: a new one in runs/.")
-    ] = None,
+    seed: Annotated[int, Option(help="Seed of the faces, the clock, the batches and the quantizers.")] = 0,
+    uploads: Annotated[int, Option(help="Client uploads of each algorithm.")] = 5000,
+    out: Annotated[Path | None, Option(help="Folder for the runs; default: a new one in runs/.")] = None,
     json: show.Json = False,
 ) -> None:
     """Compare QAFeL with FedBuff: 7,474 asynchronous clients, drawn faces, the paper's CNN, real frames.

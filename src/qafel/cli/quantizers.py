@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-import typer
+from typer import Argument, Option
 
 from qafel import theory, vectors
 from qafel.cli import show
@@ -52,8 +52,8 @@ MEASURED: Columns = {
     "bias²": lambda row: show.number(row.bias, 2),
 }
 
-Size = Annotated[int, typer.Option("--size", "-d", help="Dimension: coordinates of the vector.")]
-Specs = Annotated[list[str] | None, typer.Argument(help="Specs to show; default: a selection of all kinds.")]
+Size = Annotated[int, Option("--size", "-d", help="Dimension: coordinates of the vector.")]
+Specs = Annotated[list[str] | None, Argument(help="Specs to show; default: a selection of all kinds.")]
 
 
 def check_size(size: int) -> None:
@@ -86,8 +86,8 @@ def load_vector(path: Path) -> Vector:
 def quantizers(
     specs: Specs = None,
     size: Size = 29_282,
-    on: Annotated[Path | None, typer.Option("--on", help="Measure on the vector in this .npy file.")] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds to measure with.")] = 64,
+    on: Annotated[Path | None, Option(help="Measure on the vector in this .npy file.")] = None,
+    seeds: Annotated[int, Option(help="Seeds to measure with.")] = 64,
     json: show.Json = False,
 ) -> None:
     """List quantizers with their bits, ω and δ (Definition 1) at a dimension, or measure them on a vector.

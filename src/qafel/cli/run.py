@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+from typer import Argument, Option
 
 from qafel.cli import show
 from qafel.errors import ConfigError
@@ -16,18 +17,16 @@ from qafel.files import write_json
 
 if TYPE_CHECKING:
     from qafel.runs.result import Result
-    from qafel.sim import Settings, Simulation
-    from qafel.sim.comparison import Groups, Row
+    from qafel.sim import Simulation
+    from qafel.sim.comparison import Group, Groups, Row
 
 CLIENTS = 7474
 """Default number of clients of a timeline: the training clients of the paper."""
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A setting, key=value; may be repeated.", metavar="KEY=VALUE"),
+    Option("--set", help="A setting, key=value; may be repeated.", metavar="KEY=VALUE"),
 ]
-WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Worker processes; default: one per core.")
-]
+WorkersOption = Annotated[int | None, Option("--workers", help="Worker processes; default: one per core.")]
 
 
 class Live:
@@ -91,16 +90,14 @@ def resumable() -> Iterator[None]:
 
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="A TOML file of settings; default: all at their defaults.")
+        Path | None, Argument(help="A TOML file of settings; default: all at their defaults.")
     ] = None,
     change: Changes = None,
-    out: Annotated[Path | None, typer.Option("--out", help="A new folder; default: runs/NAME-N.")] = None,
-    resume: Annotated[Path | None, typer.Option("--resume", help="Continue the run in this folder.")] = None,
+    out: Annotated[Path | None, Option(help="A new folder; default: runs/NAME-N.")] = None,
+    resume: Annotated[Path | None, Option(help="Continue the run in this folder.")] = None,
     workers: WorkersOption = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also export for TensorBoard.")] = False,
-    checkpoint: Annotated[
-        float, typer.Option("--checkpoint", help="Seconds between checkpoints.", min=0)
-    ] = 30.0,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Also export for TensorBoard.")] = False,
+    checkpoint: Annotated[float, Option(help="Seconds between checkpoints.", min=0)] = 30.0,
     json: show.Json = False,
 ) -> None:
     """Simulate training on a virtual clock, with real frames, and write a run folder.
@@ -154,12 +151,10 @@ def print_result(result: "Result", folder: Path) -> None:
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(help="Configs (TOML), finished run folders, or algorithms.")],
+    runs: Annotated[list[str], Argument(help="Configs (TOML), finished run folders, or algorithms.")],
     change: Changes = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each config, with consecutive seeds.")] = 1,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the figure.")] = Path(
-        "runs/compare"
-    ),
+    seeds: Annotated[int, Option(help="Runs of each config, with consecutive seeds.")] = 1,
+    out: Annotated[Path, Option(help="Folder for the runs and the figure.")] = Path("runs/compare"),
     workers: WorkersOption = None,
     json: show.Json = False,
 ) -> None:
@@ -178,7 +173,7 @@ def compare(
 
 
 def run_and_compare(
-    wanted: "Mapping[str, Path | list[Settings]]", figure: Path, json: bool, workers: int | None = None
+    wanted: "Mapping[str, Group]", figure: Path, json: bool, workers: int | None = None
 ) -> "tuple[Groups, dict[str, Any]]":
     """The results by name; the path of their figure, and the rows of their table."""
     from qafel.runs.result import figure as draw
@@ -227,11 +222,9 @@ def _ratio(a: float, b: float) -> str:
 
 
 def timeline(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None,
+    config: Annotated[Path | None, Argument(help="A TOML file of settings.")] = None,
     change: Changes = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Also draw the staleness to this PNG file.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Also draw the staleness to this PNG file.")] = None,
     json: show.Json = False,
 ) -> None:
     """Simulate the clock without training: concurrency and staleness of these settings.

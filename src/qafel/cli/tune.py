@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from qafel.cli import show
 from qafel.cli.run import Changes, resumable
@@ -16,22 +16,14 @@ if TYPE_CHECKING:
 
 
 def tune(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None,
+    config: Annotated[Path | None, Argument(help="A TOML file of settings.")] = None,
     change: Changes = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Seeds of the last candidates.")] = 3,
-    budget: Annotated[int, typer.Option("--budget", help="Largest number of runs, FedBuff's included.")] = 40,
-    client: Annotated[
-        list[str] | None, typer.Option("--client", help="A client quantizer to try; may be repeated.")
-    ] = None,
-    server: Annotated[
-        list[str] | None, typer.Option("--server", help="A server quantizer to try; may be repeated.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Runs at the same time; default: one per core.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the figure.")] = Path(
-        "runs/tune"
-    ),
+    seeds: Annotated[int, Option(help="Seeds of the last candidates.")] = 3,
+    budget: Annotated[int, Option(help="Largest number of runs, FedBuff's included.")] = 40,
+    client: Annotated[list[str] | None, Option(help="A client quantizer to try; may be repeated.")] = None,
+    server: Annotated[list[str] | None, Option(help="A server quantizer to try; may be repeated.")] = None,
+    jobs: Annotated[int | None, Option(help="Runs at the same time; default: one per core.")] = None,
+    out: Annotated[Path, Option(help="Folder for the runs and the figure.")] = Path("runs/tune"),
     json: show.Json = False,
 ) -> None:
     """Find the quantizers that reach a target with the fewest bytes and at most 5 % more uploads.

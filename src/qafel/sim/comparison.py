@@ -1,6 +1,7 @@
 """Runs side by side: one table and one figure, mean ± standard deviation over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,8 @@ from qafel.sim.simulation import Simulation
 from qafel.tasks.settings import unknown
 
 Groups = dict[str, list[Result]]
+Group = Sequence[Settings] | Sequence[Result]
+"""Runs to make, or that have ended."""
 Target = dict[str, float]
 """What it took to reach the target: uploads, bytes up and down, time."""
 COSTS = ("uploads", "bytes_up", "bytes_down", "time")
@@ -36,16 +39,15 @@ class Row(msgspec.Struct, frozen=True):
     time: tuple[float, float]
 
 
-def select(names: Sequence[str], changes: Iterable[str], seeds: int) -> dict[str, Path | list[Settings]]:
+def select(names: Sequence[str], changes: Iterable[str], seeds: int) -> dict[str, Group]:
     """What to compare: finished runs by folder, and configs or algorithms, each once per seed."""
     changes = list(changes)
-    groups: dict[str, Path | list[Settings]] = {}
+    groups: dict[str, Group] = {}
     for name in names:
         path = Path(name)
-        what: Path | list[Settings]
+        what: Group
         if path.is_dir() and (name not in ALGORITHMS or (path / "summary.json").exists()):
-            label, what = path.name, path
-            load(path)
+            label, what = path.name, [load(path)]
         else:
             if name in ALGORITHMS:
                 chosen = read_settings(None, [f"algorithm={name}", *changes])
@@ -62,7 +64,7 @@ def select(names: Sequence[str], changes: Iterable[str], seeds: int) -> dict[str
 
 
 def compare(
-    wanted: Mapping[str, Path | list[Settings]],
+    wanted: Mapping[str, Group],
     out: Path,
     *,
     workers: int | None = None,
@@ -70,22 +72,17 @@ def compare(
 ) -> Groups:
     """Run each group in ``out``; finished runs are loaded, interrupted ones are resumed."""
     for name, what in wanted.items():
-        for chosen in [] if isinstance(what, Path) else what:
-            check(chosen, out / f"{name}-seed{chosen.seed}")
-    results: Groups = {}
-    for name, what in wanted.items():
-        if isinstance(what, Path):
-            results[name] = [load(what)]
-            continue
-        results[name] = []
         for chosen in what:
-            folder = out / f"{name}-seed{chosen.seed}"
+            if isinstance(chosen, Settings):
+                check(chosen, out / f"{name}-seed{chosen.seed}")
 
-            def tell(run: Simulation, name: str = f"{name}, seed {chosen.seed}") -> None:
-                progress(name, run)
+    def result(name: str, chosen: Settings | Result) -> Result:
+        if isinstance(chosen, Result):
+            return chosen
+        tell = partial(progress, f"{name}, seed {chosen.seed}")
+        return one(chosen, out / f"{name}-seed{chosen.seed}", workers, tell)
 
-            results[name].append(one(chosen, folder, workers, tell))
-    return results
+    return {name: [result(name, chosen) for chosen in what] for name, what in wanted.items()}
 
 
 def check(chosen: Settings, folder: Path) -> None:
