@@ -15,17 +15,8 @@ TITLES = {
 }
 
 
-def table1(options: Options) -> Study:
-    """FedBuff and the nine pairs of bits, affine as the paper measured and QSGD in max-norm buckets."""
-    return _table1("table1", options, ("affine", "bucketed"))
-
-
-def quantizers(options: Options) -> Study:
-    """The three-panel figure from table 1."""
-    return _table1("quantizers", options, ("affine",))
-
-
-def _table1(name: str, options: Options, kinds: Sequence[str]) -> Study:
+def table1(name: str, kinds: Sequence[str], options: Options) -> Study:
+    """FedBuff and the nine pairs of bits: affine as the paper measured, and QSGD in max-norm buckets."""
     chosen = [cell for kind in kinds for cell in cells.table1(kind)]
     runs = run_cells(options, chosen, paired=("fedbuff", *(f"{kind}-4-4" for kind in kinds)))
     max_uploads = runs.shared["uploads"]
