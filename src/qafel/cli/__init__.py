@@ -8,7 +8,7 @@ from typing import Annotated, TextIO, cast
 import typer
 
 from qafel import __version__
-from qafel.cli import bench, demo, federation, quantizers, reproduce, run, show, theory, tune
+from qafel.cli import bench, federation, quantizers, reproduce, run, show, theory, tune
 from qafel.errors import QafelError, QafelWarning
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
-alone = (run.run, run.compare, run.timeline, quantizers.quantizers, demo.demo, reproduce.reproduce, tune.tune)
+alone = (run.run, run.compare, run.timeline, quantizers.quantizers, run.demo, reproduce.reproduce, tune.tune)
 networked = (federation.broker, federation.serve, federation.join, federation.keys, federation.status)
 for command in (*alone, *networked, federation.federation_demo):
     app.command()(command)

@@ -1,4 +1,4 @@
-"""``qafel run``, ``qafel compare`` and ``qafel timeline``."""
+"""``qafel run``, ``qafel compare``, ``qafel demo`` and ``qafel timeline``."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 CLIENTS = 7474
 """Default number of clients of a timeline: the training clients of the paper."""
 Changes = Annotated[
-    list[str] | None,
-    Option("--set", help="A setting, key=value; may be repeated.", metavar="KEY=VALUE"),
+    list[str] | None, Option("--set", help="A setting, key=value; may be repeated.", metavar="KEY=VALUE")
 ]
 WorkersOption = Annotated[int | None, Option("--workers", help="Worker processes; default: one per core.")]
 
@@ -219,6 +218,31 @@ def _spread(pair: tuple[float, float], unit: float, digits: int, runs: int) -> s
 
 def _ratio(a: float, b: float) -> str:
     return f"{a / b:.2f}×" if b and not math.isnan(a / b) else "–"
+
+
+def demo(
+    seed: Annotated[int, Option(help="Seed of the faces, the clock, the batches and the quantizers.")] = 0,
+    uploads: Annotated[int, Option(help="Client uploads of each algorithm.")] = 5000,
+    out: Annotated[Path | None, Option(help="Folder for the runs; default: a new one in runs/.")] = None,
+    json: show.Json = False,
+) -> None:
+    """Compare QAFeL with FedBuff: 7,474 asynchronous clients, drawn faces, the paper's CNN, real frames.
+
+    Example: qafel demo --uploads 1000 --out runs/demo
+    """
+    from qafel import report
+    from qafel.runs.folder import new_folder
+    from qafel.sim import Settings
+
+    show.at_least_one(uploads=uploads)
+    report.pyplot()
+    shared = Settings(uploads=uploads, seed=seed, evaluate_every=min(250, uploads))
+    runs = {name: [msgspec.structs.replace(shared, algorithm=name)] for name in ("qafel", "fedbuff")}
+    out = show.out_folder(out or new_folder(Path("runs"), "demo"))
+    results, answer = run_and_compare(runs, out / "demo.png", json)
+    answer["runs"] = [found[0].summary for found in results.values()]
+    clients = results["qafel"][0].summary.clients
+    print_comparison(answer, f"Smiling or not: {uploads:,} uploads of {clients:,} clients", json)
 
 
 def timeline(

@@ -1,7 +1,7 @@
 """The studies with the paper's CNN: its two tables and its figures; and beyond the paper, the frontier."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from qafel import report
 from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
@@ -71,9 +71,8 @@ def frontier(options: Options) -> Study:
     pairs = {row.name: runs.paired(row.name) for row in rows[1:]}
     names = ("FedBuff", "QAFeL\naffine:4\nboth sides", f"QAFeL\n{CLIENT_QUANTIZER}\n{SERVER_QUANTIZER}")
 
-    def times(field: str, digits: int) -> Callable[[Row], str]:
-        """A number of FedBuff's, the first row, over a row's, or the other way round."""
-        return lambda row: f"{getattr(pairs[row.name], field)[0]:.{digits}f}×" if row.name in pairs else "1"
+    def times(row: Row, field: str, digits: int) -> str:
+        return f"{getattr(pairs[row.name], field)[0]:.{digits}f}×" if row.name in pairs else "1"
 
     columns: report.Columns = {
         "run": "{.label}",
@@ -83,9 +82,9 @@ def frontier(options: Options) -> Study:
         "kB down": "{.kb_down:.2f}",
         "MB up": "{.mb_up[0]:.2f}",
         "MB down": "{.mb_down[0]:.2f}",
-        "uploads ÷ FedBuff's": times("uploads", 2),
-        "fewer MB up": times("mb_up", 1),
-        "fewer MB down": times("mb_down", 1),
+        "uploads ÷ FedBuff's": lambda row: times(row, "uploads", 2),
+        "fewer MB up": lambda row: times(row, "mb_up", 1),
+        "fewer MB down": lambda row: times(row, "mb_down", 1),
     }
     goal = f"{runs.data}, {100 * runs.shared['target']:.0f} % accuracy, {rows[0].runs} paired seeds"
     return finish(
@@ -103,13 +102,10 @@ def _table(title: str, rows: Sequence[Row], references: Mapping[str, str] | None
     """The table of some rows; ``references`` are the rows they are compared with, by default FedBuff's."""
     named = {row.name: row for row in rows}
 
-    def fewer(field: str) -> Callable[[Row], str]:
-        def times(row: Row) -> str:
-            reference = named[references[row.name] if references else "fedbuff"]
-            mine, theirs = getattr(row, field)[0], getattr(reference, field)[0]
-            return _rounded(theirs / mine if mine else None, 2)
-
-        return times
+    def fewer(row: Row, field: str) -> str:
+        reference = named[references[row.name] if references else "fedbuff"]
+        mine, theirs = getattr(row, field)[0], getattr(reference, field)[0]
+        return _rounded(theirs / mine if mine else None, 2)
 
     columns: report.Columns = {
         "algorithm": "{.label}",
@@ -127,14 +123,10 @@ def _table(title: str, rows: Sequence[Row], references: Mapping[str, str] | None
         "paper: MB down": lambda row: _rounded(row.paper_mb_down, 2),
         "MB down, paper's formula": lambda row: _rounded(row.formula_mb_down, 2),
         "MB down": lambda row: _rounded(row.mb_down[0], 2),
-        "× fewer up": fewer("mb_up"),
-        "× fewer down": fewer("mb_down"),
+        "× fewer up": lambda row: fewer(row, "mb_up"),
+        "× fewer down": lambda row: fewer(row, "mb_down"),
     }
     return Printed.of(title, columns, rows)
-
-
-def _paper(row: Row) -> str:
-    return "{:g} ± {:g}".format(*row.paper_thousands) if row.paper_thousands else "–"
 
 
 def _reached(row: Row) -> str:
