@@ -1,6 +1,6 @@
-"""Figures with matplotlib, drawn to files."""
+"""Tables as text, and figures with matplotlib, drawn to files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,17 @@ COLOURS = {
     "fedasync": "#edae49",
     "fedavg": "#5e60ce",
 }
+
+Columns = Mapping[str, str | Callable[[Any], str]]
+"""The columns of a table by heading: a format of the record, like "{.size:,}", or a function of it."""
+
+
+def cells(columns: Columns, records: Iterable[Any]) -> list[list[str]]:
+    """The rows of a table of records, without its headings."""
+    return [
+        [cell.format(record) if isinstance(cell, str) else cell(record) for cell in columns.values()]
+        for record in records
+    ]
 
 
 def pyplot() -> Any:

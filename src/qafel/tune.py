@@ -7,10 +7,8 @@ it steeply. The best candidate is the cheapest of those that ran with the larges
 """
 
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,11 +16,15 @@ from qafel import report
 from qafel.errors import ConfigError
 from qafel.files import write_json
 from qafel.records import provenance
-from qafel.sim import Result, Settings
+from qafel.runs.result import mean_std
+from qafel.sim import PACKAGES, Settings
 from qafel.sim.batch import Outcome, State, run_all
+from qafel.sim.comparison import both_reached
 
 CLIENTS = ("rotated:bits=0.3", "rotated:bits=0.45", "rotated:bits=0.7", "dither:step=2")
 SERVERS = ("deadzone:step=1.4", "deadzone:step=1.8", "deadzone:step=2.2", "deadzone:step=2.8")
+FEDBUFF = None
+"""In place of a pair."""
 ALLOWANCE = 1.05
 STEEP = 4
 """Exponent: uploads 1 % above the allowance raise the cost by 4 %."""
@@ -83,27 +85,30 @@ def tune(
             f"--budget must be at least {least} runs, {seeds} of FedBuff and one of each pair, got {budget}"
         )
     race = _Race(settings, out, jobs, budget, tell)
-    race.run({f"fedbuff-seed{k}": race.settings(k, algorithm="fedbuff") for k in range(seeds)})
+    race.run([FEDBUFF], range(seeds))
     left = pairs
     for seed in range(seeds):
-        left = left[: max(1, budget - race.done)]
-        race.run({_name(pair, seed): race.settings(seed, pair=pair) for pair in left})
-        left = sorted(left, key=lambda pair: _evaluate(pair, race.outcomes, seed + 1).cost)
+        left = left[: max(1, budget - len(race.outcomes))]
+        race.run(left, [seed])
+        left = sorted(left, key=lambda pair: race.candidate(pair, seed + 1).cost)
         left = left[: max(2, math.ceil(len(left) / 2))]
-        if race.done >= budget:
+        if len(race.outcomes) >= budget:
             break
-    candidates = sorted((_evaluate(pair, race.outcomes, seeds) for pair in pairs), key=_order)
+    candidates = sorted((race.candidate(pair, seeds) for pair in pairs), key=lambda c: (-c.seeds, c.cost))
     best = candidates[0]
     tuned = Tuned(
         best=best,
         within=best.reached == best.seeds and best.uploads <= ALLOWANCE,
         candidates=candidates,
-        runs=race.done,
+        runs=len(race.outcomes),
         figure=str(draw(candidates, out / "tune.png")),
     )
-    body = {"tuned": tuned, "settings": settings.to_toml(), **provenance("qafel", "numpy", "numba", "torch")}
+    body = {"tuned": tuned, "settings": settings.to_toml(), **provenance(*PACKAGES)}
     write_json(out / "tune.json", body)
     return tuned
+
+
+Pair = tuple[str, str]
 
 
 class _Race:
@@ -113,99 +118,74 @@ class _Race:
         self._settings, self._out, self._jobs, self._budget, self._tell = settings, out, jobs, budget, tell
         self.outcomes: dict[str, Outcome] = {}
 
-    @property
-    def done(self) -> int:
-        return len(self.outcomes)
-
-    def settings(self, seed: int, *, pair: tuple[str, str] | None = None, **changes: Any) -> Settings:
-        """The settings of one run."""
-        if pair is not None:
-            changes = {"algorithm": "qafel", "client_quantizer": pair[0], "server_quantizer": pair[1]}
-        return msgspec.structs.replace(self._settings, seed=self._settings.seed + seed, **changes)
-
-    def run(self, wanted: Mapping[str, Settings]) -> None:
-        """Run these settings, and keep their outcomes."""
+    def run(self, pairs: Sequence[Pair | None], seeds: Iterable[int]) -> None:
+        """Run these pairs with these seeds, and keep the outcomes."""
+        wanted = {_name(pair, seed): self._chosen(pair, seed) for pair in pairs for seed in seeds}
         part: dict[str, float] = {}
 
         def tell(state: State) -> None:
             part[state.name] = 1.0 if state.finished else min(1.0, state.uploads / self._settings.uploads)
-            share = (self.done + sum(part.values())) / self._budget
+            share = (len(self.outcomes) + sum(part.values())) / self._budget
             self._tell(f"{state.name}: {state.uploads:,} uploads", min(1.0, share))
 
         self.outcomes |= run_all(wanted, self._out / "runs", jobs=self._jobs, tell=tell)
 
+    def _chosen(self, pair: Pair | None, seed: int) -> Settings:
+        changes = {"algorithm": "fedbuff"}
+        if pair:
+            changes = {"algorithm": "qafel", "client_quantizer": pair[0], "server_quantizer": pair[1]}
+        return msgspec.structs.replace(self._settings, seed=self._settings.seed + seed, **changes)
 
-def _name(pair: tuple[str, str], seed: int) -> str:
-    plain = "_".join(pair).translate({ord(":"): "-", ord("="): "", ord(","): "-", ord("+"): "-"})
-    return f"{plain}-seed{seed}"
+    def candidate(self, pair: Pair, seeds: int) -> Candidate:
+        """The costs of a pair, against FedBuff on the seeds that both ran."""
+        ran = [seed for seed in range(seeds) if _name(pair, seed) in self.outcomes]
+        mine, theirs = ([self.outcomes[_name(which, seed)] for seed in ran] for which in (pair, FEDBUFF))
+        both = both_reached(mine, theirs)
 
+        def mean(values: Iterable[float]) -> float:
+            return mean_std(list(values))[0]
 
-def _evaluate(pair: tuple[str, str], outcomes: Mapping[str, Outcome], seeds: int) -> Candidate:
-    """The costs of a pair, against FedBuff on the seeds that both ran."""
-    both = []
-    ran = 0
-    for seed in range(seeds):
-        mine, theirs = outcomes.get(_name(pair, seed)), outcomes.get(f"fedbuff-seed{seed}")
-        if mine is None:
-            continue
-        ran += 1
-        if isinstance(mine, Result) and isinstance(theirs, Result):
-            a, b = mine.summary.target, theirs.summary.target
-            if a and b:
-                both.append((a, b))
-
-    def mean(value: Callable[[Mapping[str, float], Mapping[str, float]], float]) -> float:
-        return statistics.fmean(value(a, b) for a, b in both) if both else math.nan
-
-    uploads = mean(lambda a, b: a["uploads"] / b["uploads"])
-    share = (
-        mean(lambda a, b: (a["bytes_up"] + a["bytes_down"]) / (b["bytes_up"] + b["bytes_down"]))
-        * max(1.0, uploads / ALLOWANCE) ** STEEP
-    )
-    return Candidate(
-        client=pair[0],
-        server=pair[1],
-        seeds=ran,
-        reached=len(both),
-        uploads=uploads,
-        up=mean(lambda a, b: b["bytes_up"] / a["bytes_up"]),
-        down=mean(lambda a, b: b["bytes_down"] / a["bytes_down"]),
-        cost=share if ran and len(both) == ran else math.inf,
-        mb_up=mean(lambda a, _: a["bytes_up"] / 1e6),
-        mb_down=mean(lambda a, _: a["bytes_down"] / 1e6),
-    )
+        uploads = mean(a["uploads"] / b["uploads"] for a, b in both)
+        share = mean((a["bytes_up"] + a["bytes_down"]) / (b["bytes_up"] + b["bytes_down"]) for a, b in both)
+        return Candidate(
+            client=pair[0],
+            server=pair[1],
+            seeds=len(ran),
+            reached=len(both),
+            uploads=uploads,
+            up=mean(b["bytes_up"] / a["bytes_up"] for a, b in both),
+            down=mean(b["bytes_down"] / a["bytes_down"] for a, b in both),
+            cost=share * max(1.0, uploads / ALLOWANCE) ** STEEP if 0 < len(both) == len(ran) else math.inf,
+            mb_up=mean(a["bytes_up"] / 1e6 for a, _ in both),
+            mb_down=mean(a["bytes_down"] / 1e6 for a, _ in both),
+        )
 
 
-def _order(candidate: Candidate) -> tuple[int, float]:
-    return -candidate.seeds, candidate.cost
+def _name(pair: Pair | None, seed: int) -> str:
+    name = "_".join(pair) if pair else "fedbuff"
+    return name.translate(str.maketrans(":,+", "---", "=")) + f"-seed{seed}"
 
 
 def draw(candidates: Sequence[Candidate], path: Path) -> Path:
     """MB up against MB down of every candidate that reached the target; the colour is its uploads."""
-    plt = report.pyplot()
-    figure, axis = plt.subplots(figsize=(6.4, 4.6))
+    figure, axis = report.pyplot().subplots(figsize=(6.4, 4.6))
     there = [c for c in candidates if c.reached]
     if there:
-        dots = axis.scatter(
-            [c.mb_up for c in there],
-            [c.mb_down for c in there],
-            c=[c.uploads for c in there],
-            s=[30 + 30 * c.seeds for c in there],
-            cmap="viridis_r",
-        )
+        sizes, uploads = [30 + 30 * c.seeds for c in there], [c.uploads for c in there]
+        dots = axis.scatter(*_places(there), c=uploads, s=sizes, cmap="viridis_r")
         figure.colorbar(dots, label="uploads ÷ FedBuff's")
         edge = [c for c in there if not any(o.mb_up < c.mb_up and o.mb_down < c.mb_down for o in there)]
         edge.sort(key=lambda c: c.mb_up)
-        axis.plot(
-            [c.mb_up for c in edge], [c.mb_down for c in edge], color="#999999", linewidth=0.8, zorder=0
-        )
+        axis.plot(*_places(edge), color="#999999", linewidth=0.8, zorder=0)
         best = candidates[0]
         if best.reached:
-            where = (best.mb_up, best.mb_down)
-            axis.annotate(
-                f"{best.client}\n{best.server}", where, xytext=(8, 8), textcoords="offset points", fontsize=8
-            )
+            beside = {"xytext": (8, 8), "textcoords": "offset points", "fontsize": 8}
+            axis.annotate(f"{best.client}\n{best.server}", (best.mb_up, best.mb_down), **beside)
     axis.set_xlabel("MB up")
     axis.set_ylabel("MB down")
     report.save(figure, path)
     return path
+
+
+def _places(candidates: Sequence[Candidate]) -> tuple[list[float], list[float]]:
+    return [c.mb_up for c in candidates], [c.mb_down for c in candidates]

@@ -5,7 +5,7 @@ import pytest
 
 from qafel import Client, ConfigError, Job, quantizer
 from qafel.quantizers import Quantizer
-from qafel.reproduce.sizes import paper_bytes
+from qafel.reproduce.cells import paper_bytes
 from qafel.tasks.cnn import LAYOUT as CNN
 from qafel.vectors import Vector
 from specs import deltas, heavy_tailed

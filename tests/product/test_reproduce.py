@@ -27,8 +27,8 @@ from qafel.reproduce import (
     reproduce,
     rows,
 )
+from qafel.reproduce.cells import paper_bytes
 from qafel.reproduce.logistic import Logistic
-from qafel.reproduce.sizes import paper_bytes
 from qafel.sim import Simulation, make_settings
 from qafel.sim.batch import Diverged, run_all
 from qafel.tasks import data as datasets
@@ -209,7 +209,7 @@ def test_claims_hold_on_the_papers_own_table_but_for_the_caption_of_its_figure()
 
 
 def test_a_cell_that_never_arrives_counts_with_all_it_was_given() -> None:
-    assert claims.thousands(_row("x", [2000, None], 1, 1), 10_000) == 6.0
+    assert _row("x", [2000, None], 1, 1).limited(10_000) == 6.0
 
 
 def slow_delta(learner: Logistic, x: Any, client: int) -> Any:

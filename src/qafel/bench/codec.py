@@ -74,15 +74,11 @@ def bench_codec(
 
 
 def _row(q: Quantizer, x: vectors.Vector, rounds: int, threads: int) -> Row:
-    twin, total = vectors.zeros(x.size), vectors.zeros(x.size)
+    total = vectors.zeros(x.size)
     payload = q.encode(x, 0)
     error = q.decode(payload, x.size) - x
     q.decode_add(payload, total)
-    times: list[tuple[float, float, float]] = []
-    for k in range(rounds):
-        copy = seconds(lambda: np.copyto(twin, x))
-        encode = seconds(lambda k=k: q.encode(x, k))  # type: ignore[misc]
-        times.append((copy, encode, seconds(lambda: q.decode_add(payload, total))))
+    times = Times(x, rounds, lambda k: q.encode(x, k), lambda _: q.decode_add(payload, total))
     return Row(
         spec=q.spec,
         size=x.size,
@@ -90,20 +86,39 @@ def _row(q: Quantizer, x: vectors.Vector, rounds: int, threads: int) -> Row:
         payload_bytes=len(payload),
         bits=8 * len(payload) / x.size,
         nmse=float(error @ error) / float(x @ x),
-        copy_us=1e6 * statistics.median(t[0] for t in times),
-        encode_us=1e6 * statistics.median(t[1] for t in times),
-        decode_add_us=1e6 * statistics.median(t[2] for t in times),
-        encode_ratio=statistics.median(t[1] / t[0] for t in times),
-        decode_add_ratio=statistics.median(t[2] / t[0] for t in times),
+        copy_us=1e6 * times.seconds(0),
+        encode_us=1e6 * times.seconds(1),
+        decode_add_us=1e6 * times.seconds(2),
+        encode_ratio=times.ratio(1),
+        decode_add_ratio=times.ratio(2),
     )
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """The time of one call: the best of as many as fit into a round."""
+class Times:
+    """Times of some calls in interleaved rounds; the first one is the yardstick, a copy of ``x``.
+
+    A call is given the number of its round. Its time there is the best of as many calls as fit into a round.
+    """
+
+    def __init__(self, x: vectors.Vector, rounds: int, *calls: Callable[[int], object]) -> None:
+        twin = vectors.zeros(x.size)
+        every = (lambda _: np.copyto(twin, x), *calls)
+        self._rounds = [[_seconds(call, k) for call in every] for k in range(rounds)]
+
+    def seconds(self, call: int) -> float:
+        """The median time of a call."""
+        return statistics.median(times[call] for times in self._rounds)
+
+    def ratio(self, call: int) -> float:
+        """The median of a call's times in units of the yardstick."""
+        return statistics.median(times[call] / times[0] for times in self._rounds)
+
+
+def _seconds(call: Callable[[int], object], k: int) -> float:
     best, end = float("inf"), time.perf_counter() + ROUND_SECONDS
     while True:
         start = time.perf_counter()
-        call()
+        call(k)
         now = time.perf_counter()
         best = min(best, now - start)
         if now >= end:

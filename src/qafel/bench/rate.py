@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from qafel import report, vectors
-from qafel.bench.codec import seconds
+from qafel.bench.codec import Times
 from qafel.coding.integers import decode_integers, encode_integers
 from qafel.coding.threads import set_threads, thread_count
 from qafel.errors import ConfigError
@@ -106,33 +107,29 @@ def coders(deltas: Mapping[str, Vector], rounds: int = 15, size: int = SIZE) -> 
     clients = [x / np.sqrt(np.mean(x * x)) for name, x in deltas.items() if name.startswith("client")]
     x = vectors.zeros(size)
     x[:] = np.resize(np.concatenate(clients), size)
-    twin = vectors.zeros(size)
     dither = np.random.default_rng(0).random(size) - 0.5
     before = thread_count()
     try:
-        for many, step in itertools.product(sorted({1, before}), (0.5, 1.0, 2.0, 6.0)):
-            set_threads(many)
-            q = np.rint(x / step + dither).astype(np.int16)
-            data = encode_integers(q)
-            max_value = int(np.abs(q).max())
-            times = []
-            for _ in range(rounds):
-                copy = seconds(lambda: np.copyto(twin, x))
-                encode = seconds(lambda q=q: encode_integers(q))  # type: ignore[misc]
-                decode = seconds(lambda data=data, m=max_value: decode_integers(data, size, m))  # type: ignore[misc]
-                times.append((copy, encode, decode))
-            yield Coder(
-                step=step,
-                size=size,
-                threads=many,
-                bits=8 * len(data) / size,
-                encode_ratio=statistics.median(t[1] / t[0] for t in times),
-                decode_ratio=statistics.median(t[2] / t[0] for t in times),
-                encode_millions=size / statistics.median(t[1] for t in times) / 1e6,
-                decode_millions=size / statistics.median(t[2] for t in times) / 1e6,
-            )
+        for threads, step in itertools.product(sorted({1, before}), (0.5, 1.0, 2.0, 6.0)):
+            set_threads(threads)
+            yield _coder(x, np.rint(x / step + dither).astype(np.int16), step, threads, rounds)
     finally:
         set_threads(before)
+
+
+def _coder(x: Vector, q: npt.NDArray[np.int16], step: float, threads: int, rounds: int) -> Coder:
+    data, max_value = encode_integers(q), int(np.abs(q).max())
+    times = Times(x, rounds, lambda _: encode_integers(q), lambda _: decode_integers(data, q.size, max_value))
+    return Coder(
+        step=step,
+        size=q.size,
+        threads=threads,
+        bits=8 * len(data) / q.size,
+        encode_ratio=times.ratio(1),
+        decode_ratio=times.ratio(2),
+        encode_millions=q.size / times.seconds(1) / 1e6,
+        decode_millions=q.size / times.seconds(2) / 1e6,
+    )
 
 
 def draw(measured: Sequence[Point], path: Path) -> Path:

@@ -10,6 +10,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import msgspec
@@ -71,28 +72,16 @@ def images() -> Table:
     return Table(pixels, y, np.arange(len(y)) // IMAGES, held)
 
 
-class Yardstick:
-    """The bare loop, in a process of its own."""
-
-    def __init__(self, tuned: bool) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_bare, args=(theirs, tuned), daemon=True)
-        self._process.start()
-        self._pipe.recv_bytes()
-
-    def per_second(self, seconds: float) -> float:
-        """Deltas per second."""
-        self._pipe.send_bytes(str(seconds).encode())
-        return float(self._pipe.recv_bytes())
-
-    def close(self) -> None:
-        """Stop the process."""
-        self._process.terminate()
-        self._process.join()
+_bare: list[Callable[[], Any]] = []
+"""The bare loop's step, in a process of a yardstick."""
 
 
-def _bare(pipe: Any, tuned: bool) -> None:
+def _yardstick(tuned: bool) -> ProcessPoolExecutor:
+    """A process for the bare loop."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare, (tuned,))
+
+
+def _prepare(tuned: bool) -> None:
     import torch
     from torch.nn import functional, utils
 
@@ -114,31 +103,31 @@ def _bare(pipe: Any, tuned: bool) -> None:
 
     for _ in range(5):
         delta()
-    pipe.send_bytes(b"ready")
-    while True:
-        seconds, count, start = float(pipe.recv_bytes()), 0, time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            delta()
-            count += 1
-        pipe.send_bytes(str(count / (time.perf_counter() - start)).encode())
+    _bare.append(delta)
+
+
+def _per_second(seconds: float) -> float:
+    """Deltas per second of the bare loop."""
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        _bare[0]()
+        count += 1
+    return count / (time.perf_counter() - start)
 
 
 def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], None]) -> Iterator[Speed]:
     """Each engine against the yardsticks, round by round."""
     tell("starting the yardsticks")
-    bare, tuned = Yardstick(tuned=False), Yardstick(tuned=True)
-    try:
+    with _yardstick(tuned=False) as bare, _yardstick(tuned=True) as tuned:
+        yards = (bare, tuned)
+        for yard in yards:
+            yard.submit(_per_second, 0.0).result()  # it starts with the first call
         table = images()
         for engine in engines:
             tell(f"{engine}: preparing")
-            fixed: dict[str, Any] = {
-                "engine": engine,
-                "uploads": uploads,
-                "evaluate_every": uploads,
-                "held_out_samples": 1,
-            }
+            fixed: dict[str, Any] = {"engine": engine, "uploads": uploads, "evaluate_every": uploads}
             chosen = {
-                name: Settings(data=lambda: table, **fixed, **quantizers)
+                name: Settings(data=lambda: table, held_out_samples=1, **fixed, **quantizers)
                 for name, quantizers in QUANTIZERS.items()
                 if engine == engines[0] or not quantizers
             }
@@ -150,26 +139,21 @@ def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], 
             for k in range(rounds):
                 for name, settings in chosen.items():
                     tell(f"{engine}, {name}: round {k + 1} of {rounds}")
-                    rows[name].append(_round(settings, learner, bare, tuned))
+                    rows[name].append(_round(settings, learner, yards))
             for name, mine in rows.items():
                 medians = [statistics.median(column) for column in zip(*mine, strict=True)]
                 yield Speed(engine, name, cores(), *medians)
-    finally:
-        bare.close()
-        tuned.close()
 
 
-def _round(
-    settings: Settings, learner: Any, bare: Yardstick, tuned: Yardstick
-) -> tuple[float, float, float, float, float]:
+def _round(settings: Settings, learner: Any, yards: tuple[ProcessPoolExecutor, ...]) -> tuple[float, ...]:
     """Updates/s, the bare loop's, the ratios to both loops, and the share of time not spent on training."""
-    yards = bare.per_second(1.5), tuned.per_second(1.5)
+    bare, tuned = (yard.submit(_per_second, 1.5).result() for yard in yards)
     run = Simulation(settings, learner, workers=cores(), layout=learner.layout)
     run.run()
     seconds = run.seconds["total"] - run.seconds["evaluation"]
     done = (run.tracker.totals.uploads + len(run.frames)) / seconds  # trained: arrived, or still in flight
     not_training = 1 - run.pool.seconds[1] / (run.workers * seconds)
-    return done, yards[0], done / yards[0], done / yards[1], not_training
+    return done, bare, done / bare, done / tuned, not_training
 
 
 def timelines(rounds: int) -> Iterator[Timelines]:

@@ -8,7 +8,7 @@ from typing import Annotated, TextIO, cast
 import typer
 
 from qafel import __version__
-from qafel.cli import bench, demo, federation, quantizers, reproduce, run, show, theory, tune
+from qafel.cli import bench, federation, quantizers, reproduce, run, show, theory, tune
 from qafel.errors import QafelError, QafelWarning
 
 app = typer.Typer(
@@ -19,21 +19,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(run.run)
-app.command("compare")(run.compare)
-app.command("timeline")(run.timeline)
-app.command("quantizers")(quantizers.quantizers)
 app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
-app.command("demo")(demo.demo)
-app.command("reproduce")(reproduce.reproduce)
-app.command("tune")(tune.tune)
-app.command("broker")(federation.broker)
-app.command("serve")(federation.serve)
-app.command("join")(federation.join)
-app.command("keys")(federation.keys)
-app.command("status")(federation.status)
-app.command("federation-demo")(federation.federation_demo)
+alone = (run.run, run.compare, run.timeline, quantizers.quantizers, run.demo, reproduce.reproduce, tune.tune)
+networked = (federation.broker, federation.serve, federation.join, federation.keys, federation.status)
+for command in (*alone, *networked, federation.federation_demo):
+    app.command()(command)
 
 USAGE = 2
 Misuse = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])

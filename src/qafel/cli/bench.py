@@ -1,34 +1,37 @@
 """``qafel bench``: timings in units of a yardstick from the same run."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer import Argument, Option
 
-from qafel.cli import bench_tables, show
+from qafel.cli import bench_tables as tables
+from qafel.cli import show
 from qafel.cli.quantizers import check_size
 from qafel.errors import ConfigError
 from qafel.files import write_json
 from qafel.records import provenance
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+T = TypeVar("T")
 app = typer.Typer(help="Measure speed, as ratios to a yardstick in the same run.", no_args_is_help=True)
 
-Out = Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")]
-Rounds = Annotated[int, typer.Option("--rounds", help="Rounds; a ratio is the median over them.")]
+Out = Annotated[Path | None, Option("--out", help="Also write the JSON to this file.")]
+Rounds = Annotated[int, Option("--rounds", help="Rounds; a ratio is the median over them.")]
 
 
 @app.command("codec")
 def codec(
-    specs: Annotated[list[str] | None, typer.Argument(help="Specs to time; default: a selection.")] = None,
-    size: Annotated[
-        list[int] | None, typer.Option("--size", "-d", help="Coordinates; may be repeated.")
-    ] = None,
+    specs: Annotated[list[str] | None, Argument(help="Specs to time; default: a selection.")] = None,
+    size: Annotated[list[int] | None, Option("--size", "-d", help="Coordinates; may be repeated.")] = None,
     rounds: Rounds = 15,
     on: Annotated[
         Path | None,
-        typer.Option(
-            "--on", help="Also measure the coder of integers, and bits against error, on these .npz deltas."
-        ),
+        Option(help="Also measure the coder of integers, and bits against error, on these .npz deltas."),
     ] = None,
     out: Out = None,
     json: show.Json = False,
@@ -50,18 +53,10 @@ def codec(
     deltas = bench_rate.load(on) if on else {}
     chosen = [quantizer(spec).spec for spec in specs or bench_codec.SPECS]
     sizes = size or list(bench_codec.SIZES)
-    rows, coders, points = [], [], []
     with show.progress(quiet=json) as bar:
-        task = bar.add_task("timing", total=None)
-        for row in bench_codec.bench_codec(sizes, chosen, rounds):
-            rows.append(row)
-            bar.update(task, advance=1, description=f"{row.spec} at {row.size:,}")
-        for coder in bench_rate.coders(deltas, rounds) if deltas else ():
-            coders.append(coder)
-            bar.update(task, description=f"integers, step {coder.step:g}")
-        for point in bench_rate.points(deltas) if deltas else ():
-            points.append(point)
-            bar.update(task, description=f"{point.spec} on deltas")
+        rows = _all(bar, bench_codec.bench_codec(sizes, chosen, rounds), "{0.spec} at {0.size:,}")
+        coders = _all(bar, bench_rate.coders(deltas, rounds) if deltas else (), "integers, step {.step:g}")
+        points = _all(bar, bench_rate.points(deltas) if deltas else (), "{.spec} on deltas")
     figure = bench_rate.draw(points, out.with_suffix(".png")) if out and points else None
     answer = {
         "yardstick": "np.copyto",
@@ -71,17 +66,25 @@ def codec(
         "coders": coders,
         "deltas": points,
     }
-    if not _printed(answer, json, out):
-        bench_tables.codec(rows, coders, points, figure)
+    if _printed(answer, json, out):
+        return
+    if points:
+        title = "On vectors of a real run (x − x̂ for biased quantizers), means over early, midway and late"
+        show.records(title, tables.POINTS, points)
+        title = "\nThe coder of integers on a million of them; × = times np.copyto of as many float32"
+        show.records(title, tables.CODERS, coders)
+        show.line()
+    if figure:
+        show.line(f"Figure: {figure}\n")
+    title = "Codecs; × = times np.copyto of the same array in the same rounds"
+    show.records(title, tables.CODEC, rows)
 
 
 @app.command("sim")
 def sim(
-    engine: Annotated[
-        list[str] | None, typer.Option("--engine", help="Engines to time; default: all.")
-    ] = None,
+    engine: Annotated[list[str] | None, Option(help="Engines to time; default: all.")] = None,
     rounds: Rounds = 3,
-    uploads: Annotated[int, typer.Option("--uploads", help="Uploads of each round.")] = 3000,
+    uploads: Annotated[int, Option(help="Uploads of each round.")] = 3000,
     out: Out = None,
     json: show.Json = False,
 ) -> None:
@@ -118,13 +121,15 @@ def sim(
         "timelines": clocks,
     }
     if not _printed(answer, json, out):
-        bench_tables.sim(rows, clocks)
+        title = "The paper's CNN, 20 images a client, end to end"
+        show.records(f"{title}; × = times a bare PyTorch loop in the same rounds", tables.SPEEDS, rows)
+        show.records("\nThe clock alone", tables.CLOCKS, clocks)
 
 
 @app.command("memory")
 def memory(
     case: Annotated[
-        list[str] | None, typer.Argument(help="million, resnet18; default: both.", metavar="[CASE]…")
+        list[str] | None, Argument(help="million, resnet18; default: both.", metavar="[CASE]…")
     ] = None,
     out: Out = None,
     json: show.Json = False,
@@ -150,7 +155,7 @@ def memory(
         rows = [row for name in cases for row in _memory_in_new_process(name)]
     answer = {**provenance("qafel", "numpy", "numba", "torch"), "rows": rows}
     if not _printed(answer, json, out):
-        bench_tables.memory(rows)
+        show.records("Peak resident memory of all processes together", tables.MEMORY, rows)
 
 
 def _memory_in_new_process(case: str) -> Any:
@@ -174,9 +179,7 @@ def _memory_in_new_process(case: str) -> Any:
 
 @app.command("federation")
 def federation(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Take a few seconds, with less precise results.")
-    ] = False,
+    quick: Annotated[bool, Option("--quick", help="Take a few seconds, with less precise results.")] = False,
     out: Out = None,
     json: show.Json = False,
 ) -> None:
@@ -201,7 +204,18 @@ def federation(
         "parts": parts,
     }
     if not _printed(answer, json, out):
-        bench_tables.federation(parts)
+        tables.federation(parts)
+
+
+def _all(bar: "Progress", results: Iterable[T], name: str) -> list[T]:
+    """The results; the progress bar has the name of the newest."""
+    task = bar.add_task("timing", total=None)
+    done = []
+    for result in results:
+        done.append(result)
+        bar.update(task, advance=1, description=name.format(result))
+    bar.remove_task(task)
+    return done
 
 
 def _check_out(out: Path | None) -> None:

@@ -1,131 +1,60 @@
 """Tables of ``qafel bench``."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from qafel.cli import show
+from qafel.report import Columns
 
-if TYPE_CHECKING:
-    from qafel.bench.codec import Row
-    from qafel.bench.memory import Memory
-    from qafel.bench.rate import Coder, Point
-    from qafel.bench.sim import Speed, Timelines
-
-
-def codec(
-    rows: "Sequence[Row]", coders: "Sequence[Coder]", points: "Sequence[Point]", figure: Path | None
-) -> None:
-    """Codecs; with --on also rates, entropy coders and the figure's path."""
-    if points:
-        _rates(points)
-        _coders(coders)
-    if figure:
-        show.line(f"Figure: {figure}\n")
-    show.table(
-        "Codecs; × = times np.copyto of the same array in the same rounds",
-        ["spec", "d", "threads", "bits/coord", "NMSE", "copy µs", "encode ×", "decode-and-add ×"],
-        (
-            [
-                row.spec,
-                f"{row.size:,}",
-                f"{row.threads}",
-                f"{row.bits:.2f}",
-                show.number(row.nmse, 2),
-                show.number(row.copy_us),
-                f"{row.encode_ratio:.2f}",
-                f"{row.decode_add_ratio:.2f}",
-            ]
-            for row in rows
-        ),
-    )
-
-
-def _rates(points: "Sequence[Point]") -> None:
-    show.table(
-        "On vectors of a real run (x − x̂ for biased quantizers), means over early, midway and late",
-        ["spec", "unbiased", "bits/coord", "kB", "NMSE"],
-        (
-            [p.spec, show.yes(p.unbiased), f"{p.bits:.3f}", f"{p.kilobytes:.2f}", show.number(p.nmse)]
-            for p in points
-        ),
-    )
-    show.line()
-
-
-def _coders(coders: "Sequence[Coder]") -> None:
-    show.table(
-        "The coder of integers on a million of them; × = times np.copyto of as many float32",
-        ["step", "threads", "bits", "encode ×", "decode ×", "encode M/s", "decode M/s"],
-        (
-            [
-                show.number(c.step),
-                f"{c.threads}",
-                f"{c.bits:.3f}",
-                f"{c.encode_ratio:.2f}",
-                f"{c.decode_ratio:.2f}",
-                f"{c.encode_millions:.0f}",
-                f"{c.decode_millions:.0f}",
-            ]
-            for c in coders
-        ),
-    )
-    show.line()
-
-
-def sim(rows: "Sequence[Speed]", clocks: "Sequence[Timelines]") -> None:
-    """Engines against the bare loop, and the clock alone."""
-    show.table(
-        "The paper's CNN, 20 images a client, end to end; × = times a bare PyTorch loop in the same rounds",
-        [
-            "engine",
-            "quantizers",
-            "workers",
-            "updates/s",
-            "bare loop/s",
-            "×",
-            "× (tuned loop)",
-            "not training",
-        ],
-        (
-            [
-                row.engine,
-                row.quantizers,
-                str(row.workers),
-                f"{row.updates_per_second:.0f}",
-                f"{row.bare_per_second:.1f}",
-                f"{row.ratio:.2f}",
-                f"{row.ratio_tuned:.2f}",
-                f"{100 * row.not_training:.1f} %",
-            ]
-            for row in rows
-        ),
-    )
-    show.table(
-        "\nThe clock alone",
-        ["timeline", "million events/s"],
-        ([row.name, f"{row.events_per_second / 1e6:.1f}"] for row in clocks),
-    )
-
-
-def memory(rows: "Sequence[Memory]") -> None:
-    """Peak memory by case."""
-    show.table(
-        "Peak resident memory of all processes together",
-        ["case", "model", "clients", "in flight", "MB", "MB, shared memory in each", "MB on disk"],
-        (
-            [
-                row.name,
-                row.model,
-                f"{row.clients:,}",
-                f"{row.in_flight:,}",
-                f"{row.megabytes:,.0f}",
-                f"{row.megabytes_in_full:,.0f}",
-                f"{row.spilled_megabytes:,.0f}",
-            ]
-            for row in rows
-        ),
-    )
+CODEC: Columns = {
+    "spec": "{.spec}",
+    "d": "{.size:,}",
+    "threads": "{.threads}",
+    "bits/coord": "{.bits:.2f}",
+    "NMSE": lambda row: show.number(row.nmse, 2),
+    "copy µs": lambda row: show.number(row.copy_us),
+    "encode ×": "{.encode_ratio:.2f}",
+    "decode-and-add ×": "{.decode_add_ratio:.2f}",
+}
+POINTS: Columns = {
+    "spec": "{.spec}",
+    "unbiased": lambda point: show.yes(point.unbiased),
+    "bits/coord": "{.bits:.3f}",
+    "kB": "{.kilobytes:.2f}",
+    "NMSE": lambda point: show.number(point.nmse),
+}
+CODERS: Columns = {
+    "step": lambda coder: show.number(coder.step),
+    "threads": "{.threads}",
+    "bits": "{.bits:.3f}",
+    "encode ×": "{.encode_ratio:.2f}",
+    "decode ×": "{.decode_ratio:.2f}",
+    "encode M/s": "{.encode_millions:.0f}",
+    "decode M/s": "{.decode_millions:.0f}",
+}
+SPEEDS: Columns = {
+    "engine": "{.engine}",
+    "quantizers": "{.quantizers}",
+    "workers": "{.workers}",
+    "updates/s": "{.updates_per_second:.0f}",
+    "bare loop/s": "{.bare_per_second:.1f}",
+    "×": "{.ratio:.2f}",
+    "× (tuned loop)": "{.ratio_tuned:.2f}",
+    "not training": lambda row: f"{100 * row.not_training:.1f} %",
+}
+CLOCKS: Columns = {
+    "timeline": "{.name}",
+    "million events/s": lambda row: f"{row.events_per_second / 1e6:.1f}",
+}
+MEMORY: Columns = {
+    "case": "{.name}",
+    "model": "{.model}",
+    "clients": "{.clients:,}",
+    "in flight": "{.in_flight:,}",
+    "MB": "{.megabytes:,.0f}",
+    "MB, shared memory in each": "{.megabytes_in_full:,.0f}",
+    "MB on disk": "{.spilled_megabytes:,.0f}",
+}
 
 
 def federation(parts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -5,13 +5,14 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-import typer
+from typer import Argument, Option
 
 from qafel import theory, vectors
 from qafel.cli import show
 from qafel.config import DEFAULT_QUANTIZER
 from qafel.errors import ConfigError
 from qafel.quantizers import measure, quantizer, registered_quantizers
+from qafel.report import Columns
 from qafel.vectors import Vector
 
 SHOWN = (
@@ -32,8 +33,27 @@ SHOWN = (
     "induced:topk:0.1+qsgd:4,bucket=256,norm=max",
 )
 
-Size = Annotated[int, typer.Option("--size", "-d", help="Dimension: coordinates of the vector.")]
-Specs = Annotated[list[str] | None, typer.Argument(help="Specs to show; default: a selection of all kinds.")]
+WORST: Columns = {
+    "spec": "{[spec]}",
+    "bits/coord ≤": "{[bits]:.2f}",
+    "payload ≤ B": "{[max_payload_bytes]:,}",
+    "unbiased": lambda row: show.yes(row["unbiased"]),
+    "ω": lambda row: show.number(row["omega"]),
+    "δ": lambda row: show.number(row["delta"]),
+    "C_max": "{[c_max]}",
+}
+MEASURED: Columns = {
+    "spec": "{.spec}",
+    "bits/coord": "{.bits:.2f}",
+    "payload B": "{.payload_bytes:,.0f}",
+    "NMSE": lambda row: show.number(row.nmse),
+    "± error": lambda row: show.number(row.nmse_error, 1),
+    "δ": lambda row: show.number(row.delta),
+    "bias²": lambda row: show.number(row.bias, 2),
+}
+
+Size = Annotated[int, Option("--size", "-d", help="Dimension: coordinates of the vector.")]
+Specs = Annotated[list[str] | None, Argument(help="Specs to show; default: a selection of all kinds.")]
 
 
 def check_size(size: int) -> None:
@@ -66,8 +86,8 @@ def load_vector(path: Path) -> Vector:
 def quantizers(
     specs: Specs = None,
     size: Size = 29_282,
-    on: Annotated[Path | None, typer.Option("--on", help="Measure on the vector in this .npy file.")] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds to measure with.")] = 64,
+    on: Annotated[Path | None, Option(help="Measure on the vector in this .npy file.")] = None,
+    seeds: Annotated[int, Option(help="Seeds to measure with.")] = 64,
     json: show.Json = False,
 ) -> None:
     """List quantizers with their bits, ω and δ (Definition 1) at a dimension, or measure them on a vector.
@@ -77,38 +97,23 @@ def quantizers(
     if on is not None:
         _measured(specs, load_vector(on), seeds, json)
         return
-    chosen = [quantizer(spec) for spec in specs_or_all(specs, size)]
+    rows = [
+        {
+            "spec": q.spec,
+            "max_payload_bytes": q.max_bytes(size),
+            "bits": 8 * q.max_bytes(size) / size,
+            "unbiased": q.unbiased,
+            "omega": q.omega(size),
+            "delta": q.delta(size),
+            "c_max": theory.c_max(4 * size, q.max_bytes(size)),
+        }
+        for q in map(quantizer, specs_or_all(specs, size))
+    ]
     if json:
-        rows = [
-            {
-                "spec": q.spec,
-                "max_payload_bytes": q.max_bytes(size),
-                "bits": 8 * q.max_bytes(size) / size,
-                "unbiased": q.unbiased,
-                "omega": q.omega(size),
-                "delta": q.delta(size),
-                "c_max": theory.c_max(4 * size, q.max_bytes(size)),
-            }
-            for q in chosen
-        ]
         show.json({"size": size, "quantizers": rows})
         return
-    show.table(
-        f"Quantizers at d = {size:,} (worst case over all vectors; δ ≤ 0: not a contraction)",
-        ["spec", "bits/coord ≤", "payload ≤ B", "unbiased", "ω", "δ", "C_max"],
-        (
-            [
-                q.spec,
-                f"{8 * q.max_bytes(size) / size:.2f}",
-                f"{q.max_bytes(size):,}",
-                show.yes(q.unbiased),
-                show.number(q.omega(size)),
-                show.number(q.delta(size)),
-                str(theory.c_max(4 * size, q.max_bytes(size))),
-            ]
-            for q in chosen
-        ),
-    )
+    title = f"Quantizers at d = {size:,} (worst case over all vectors; δ ≤ 0: not a contraction)"
+    show.records(title, WORST, rows)
 
 
 def _measured(specs: list[str] | None, x: Vector, seeds: int, json: bool) -> None:
@@ -119,19 +124,5 @@ def _measured(specs: list[str] | None, x: Vector, seeds: int, json: bool) -> Non
         measured = [{**msgspec.to_builtins(row), "bits": row.bits, "delta": row.delta} for row in rows]
         show.json({"size": x.size, "seeds": seeds, "quantizers": measured})
         return
-    show.table(
-        f"Measured on {x.size:,} coordinates with {seeds} seeds (bias² is about 0 for an unbiased quantizer)",
-        ["spec", "bits/coord", "payload B", "NMSE", "± error", "δ", "bias²"],
-        (
-            [
-                row.spec,
-                f"{row.bits:.2f}",
-                f"{row.payload_bytes:,.0f}",
-                show.number(row.nmse),
-                show.number(row.nmse_error, 1),
-                show.number(row.delta),
-                show.number(row.bias, 2),
-            ]
-            for row in rows
-        ),
-    )
+    title = f"Measured on {x.size:,} coordinates with {seeds} seeds"
+    show.records(f"{title} (bias² is about 0 for an unbiased quantizer)", MEASURED, rows)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from qafel.cli import show
 from qafel.cli.run import Changes, resumable
@@ -21,21 +21,21 @@ LOGISTIC = "mushrooms"
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or all.", metavar="NAME")],
+    name: Annotated[str, Argument(help=f"{', '.join(NAMES)}, or all.", metavar="NAME")],
     data: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Data of the studies with the CNN: faces (the default), smiles32.npz, CelebA's folder, …; "
             "of mushrooms: a table with two classes (default: breast-cancer)."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each cell.")] = 3,
+    seeds: Annotated[int, Option(help="Runs of each cell.")] = 3,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Take a few minutes: a lower target, fewer uploads.")
+        bool, Option("--quick", help="Take a few minutes: a lower target, fewer uploads.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option(help="Runs at the same time; default: one per core.")] = None,
+    jobs: Annotated[int | None, Option(help="Runs at the same time; default: one per core.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for runs and results; default: runs/reproduce-DATA.")
+        Path | None, Option(help="Folder for runs and results; default: runs/reproduce-DATA.")
     ] = None,
     change: Changes = None,
     json: show.Json = False,

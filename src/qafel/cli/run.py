@@ -1,13 +1,15 @@
-"""``qafel run``, ``qafel compare`` and ``qafel timeline``."""
+"""``qafel run``, ``qafel compare``, ``qafel demo`` and ``qafel timeline``."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+from typer import Argument, Option
 
 from qafel.cli import show
 from qafel.errors import ConfigError
@@ -16,17 +18,14 @@ from qafel.files import write_json
 if TYPE_CHECKING:
     from qafel.runs.result import Result
     from qafel.sim import Simulation
-    from qafel.sim.comparison import Row
+    from qafel.sim.comparison import Group, Groups, Row
 
 CLIENTS = 7474
 """Default number of clients of a timeline: the training clients of the paper."""
 Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A setting, key=value; may be repeated.", metavar="KEY=VALUE"),
+    list[str] | None, Option("--set", help="A setting, key=value; may be repeated.", metavar="KEY=VALUE")
 ]
-WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Worker processes; default: one per core.")
-]
+WorkersOption = Annotated[int | None, Option("--workers", help="Worker processes; default: one per core.")]
 
 
 class Live:
@@ -90,16 +89,14 @@ def resumable() -> Iterator[None]:
 
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="A TOML file of settings; default: all at their defaults.")
+        Path | None, Argument(help="A TOML file of settings; default: all at their defaults.")
     ] = None,
     change: Changes = None,
-    out: Annotated[Path | None, typer.Option("--out", help="A new folder; default: runs/NAME-N.")] = None,
-    resume: Annotated[Path | None, typer.Option("--resume", help="Continue the run in this folder.")] = None,
+    out: Annotated[Path | None, Option(help="A new folder; default: runs/NAME-N.")] = None,
+    resume: Annotated[Path | None, Option(help="Continue the run in this folder.")] = None,
     workers: WorkersOption = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also export for TensorBoard.")] = False,
-    checkpoint: Annotated[
-        float, typer.Option("--checkpoint", help="Seconds between checkpoints.", min=0)
-    ] = 30.0,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Also export for TensorBoard.")] = False,
+    checkpoint: Annotated[float, Option(help="Seconds between checkpoints.", min=0)] = 30.0,
     json: show.Json = False,
 ) -> None:
     """Simulate training on a virtual clock, with real frames, and write a run folder.
@@ -109,32 +106,18 @@ def run(
     from qafel import sim
     from qafel.runs.folder import new_folder
 
-    if resume is not None:
-        if config is not None or change or out is not None:
-            raise ConfigError(
-                "--resume continues with the settings of the run; remove CONFIG, --set and --out"
-            )
-        folder = resume
-        with live(folder.name, json) as bar, resumable():
-            result = sim.resume(
-                folder,
-                workers=workers,
-                progress=bar,
-                tensorboard=tensorboard,
-                checkpoint_seconds=checkpoint,
-            )
-    else:
+    if resume is None:
         chosen = sim.read_settings(config, change or ())
         folder = out or new_folder(Path("runs"), config.stem if config else chosen.algorithm)
-        with live(folder.name, json) as bar, resumable():
-            result = sim.run(
-                chosen,
-                folder,
-                workers=workers,
-                progress=bar,
-                tensorboard=tensorboard,
-                checkpoint_seconds=checkpoint,
-            )
+        start: Callable[..., Result] = partial(sim.run, chosen)
+    elif config is not None or change or out is not None:
+        raise ConfigError("--resume continues with the settings of the run; remove CONFIG, --set and --out")
+    else:
+        folder, start = resume, sim.resume
+    with live(folder.name, json) as bar, resumable():
+        result = start(
+            folder, workers=workers, progress=bar, tensorboard=tensorboard, checkpoint_seconds=checkpoint
+        )
     if json:
         show.json({"folder": str(folder), **msgspec.structs.asdict(result.summary)})
         return
@@ -145,24 +128,19 @@ def print_result(result: "Result", folder: Path) -> None:
     """The table of one run, and the paths of its folder and figure."""
     s = result.summary
     mode = "broadcast" if s.downlink == "broadcast" else "downloaded"
-    show.table(
-        f"{s.algorithm}: {s.clients:,} clients, {s.size:,} parameters; ended by {s.reason}",
-        ["algorithm", "accuracy", "uploads", "MB up", f"MB {mode}", "staleness", "in flight", "time"],
-        [
-            [
-                s.algorithm,
-                f"{100 * s.accuracy:.1f} %",
-                f"{s.uploads:,}",
-                f"{s.bytes_up / 1e6:,.2f}",
-                f"{s.bytes_down / 1e6:,.2f}",
-                f"{s.staleness['mean']:.1f}",
-                f"{s.concurrency['mean']:.0f}",
-                show.number(s.time),
-            ]
-        ],
-    )
-    speed = f"{s.uploads / s.seconds['total']:,.0f} uploads/s, {s.version:,} server steps"
-    show.line(f"\n{speed}")
+    row = {
+        "algorithm": s.algorithm,
+        "accuracy": f"{100 * s.accuracy:.1f} %",
+        "uploads": f"{s.uploads:,}",
+        "MB up": f"{s.bytes_up / 1e6:,.2f}",
+        f"MB {mode}": f"{s.bytes_down / 1e6:,.2f}",
+        "staleness": f"{s.staleness['mean']:.1f}",
+        "in flight": f"{s.concurrency['mean']:.0f}",
+        "time": show.number(s.time),
+    }
+    title = f"{s.algorithm}: {s.clients:,} clients, {s.size:,} parameters; ended by {s.reason}"
+    show.table(title, list(row), [list(row.values())])
+    show.line(f"\n{s.uploads / s.seconds['total']:,.0f} uploads/s, {s.version:,} server steps")
     if s.target:
         reached = f"{s.target['uploads']:,.0f} uploads, {s.target['bytes_up'] / 1e6:,.2f} MB up"
         show.line(f"Target {s.settings['target']} reached after {reached}")
@@ -172,12 +150,10 @@ def print_result(result: "Result", folder: Path) -> None:
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(help="Configs (TOML), finished run folders, or algorithms.")],
+    runs: Annotated[list[str], Argument(help="Configs (TOML), finished run folders, or algorithms.")],
     change: Changes = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each config, with consecutive seeds.")] = 1,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the figure.")] = Path(
-        "runs/compare"
-    ),
+    seeds: Annotated[int, Option(help="Runs of each config, with consecutive seeds.")] = 1,
+    out: Annotated[Path, Option(help="Folder for the runs and the figure.")] = Path("runs/compare"),
     workers: WorkersOption = None,
     json: show.Json = False,
 ) -> None:
@@ -190,21 +166,31 @@ def compare(
     show.at_least_one(seeds=seeds)
     wanted = comparison.select(runs, change or (), seeds)
     show.out_folder(out)
-    with live(runs[0], json) as bar, resumable():
-        results = comparison.compare(wanted, out, workers=workers, progress=lambda name, run: bar(run, name))
-    rows = comparison.table(results)
-    figure = comparison.draw(results, out / "compare.png")
-    answer = {"figure": str(figure), "rows": rows}
+    _, answer = run_and_compare(wanted, out / "compare.png", json, workers)
     write_json(out / "compare.json", answer)
+    print_comparison(answer, f"Comparison over {seeds} seed{'s' * (seeds > 1)}", json)
+
+
+def run_and_compare(
+    wanted: "Mapping[str, Group]", figure: Path, json: bool, workers: int | None = None
+) -> "tuple[Groups, dict[str, Any]]":
+    """The results by name; the path of their figure, and the rows of their table."""
+    from qafel.runs.result import figure as draw
+    from qafel.sim import comparison
+
+    with live(next(iter(wanted)), json) as bar, resumable():
+        results = comparison.compare(
+            wanted, figure.parent, workers=workers, progress=lambda name, run: bar(run, name)
+        )
+    return results, {"figure": str(draw(results, figure)), "rows": comparison.table(results)}
+
+
+def print_comparison(answer: dict[str, Any], title: str, json: bool) -> None:
+    """The table of a comparison, with ratios to the first row, and the path of its figure; or JSON."""
     if json:
         show.json(answer)
         return
-    print_comparison(rows, f"Comparison over {seeds} seed{'s' * (seeds > 1)}")
-    show.line(f"\nFigure: {figure}")
-
-
-def print_comparison(rows: "list[Row]", title: str) -> None:
-    """The table of a comparison, with ratios to the first row."""
+    rows: list[Row] = answer["rows"]
     first = rows[0]
     target = any(row.reached is not None for row in rows)
     columns = ["run", "accuracy", "uploads", "MB up", "MB down", "virtual time"] + ["reached"] * target
@@ -220,6 +206,7 @@ def print_comparison(rows: "list[Row]", title: str) -> None:
         ratios = [_ratio(getattr(row, name)[0], getattr(first, name)[0]) for name in names]
         cells.append([f"{row.name} ÷ {first.name}", "", *ratios, *[""] * target])
     show.table(title, columns, cells)
+    show.line(f"\nFigure: {answer['figure']}")
 
 
 def _spread(pair: tuple[float, float], unit: float, digits: int, runs: int) -> str:
@@ -233,12 +220,35 @@ def _ratio(a: float, b: float) -> str:
     return f"{a / b:.2f}×" if b and not math.isnan(a / b) else "–"
 
 
+def demo(
+    seed: Annotated[int, Option(help="Seed of the faces, the clock, the batches and the quantizers.")] = 0,
+    uploads: Annotated[int, Option(help="Client uploads of each algorithm.")] = 5000,
+    out: Annotated[Path | None, Option(help="Folder for the runs; default: a new one in runs/.")] = None,
+    json: show.Json = False,
+) -> None:
+    """Compare QAFeL with FedBuff: 7,474 asynchronous clients, drawn faces, the paper's CNN, real frames.
+
+    Example: qafel demo --uploads 1000 --out runs/demo
+    """
+    from qafel import report
+    from qafel.runs.folder import new_folder
+    from qafel.sim import Settings
+
+    show.at_least_one(uploads=uploads)
+    report.pyplot()
+    shared = Settings(uploads=uploads, seed=seed, evaluate_every=min(250, uploads))
+    runs = {name: [msgspec.structs.replace(shared, algorithm=name)] for name in ("qafel", "fedbuff")}
+    out = show.out_folder(out or new_folder(Path("runs"), "demo"))
+    results, answer = run_and_compare(runs, out / "demo.png", json)
+    answer["runs"] = [found[0].summary for found in results.values()]
+    clients = results["qafel"][0].summary.clients
+    print_comparison(answer, f"Smiling or not: {uploads:,} uploads of {clients:,} clients", json)
+
+
 def timeline(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None,
+    config: Annotated[Path | None, Argument(help="A TOML file of settings.")] = None,
     change: Changes = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Also draw the staleness to this PNG file.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Also draw the staleness to this PNG file.")] = None,
     json: show.Json = False,
 ) -> None:
     """Simulate the clock without training: concurrency and staleness of these settings.
@@ -257,30 +267,17 @@ def timeline(
         return
     total = sum(result.staleness)
     mean = sum(tau * n for tau, n in enumerate(result.staleness)) / total if total else 0.0
-    show.table(
-        f"{result.events:,} events, {result.uploads:,} uploads in {result.time:,.1f} units of time",
-        [
-            "clock",
-            "in flight (mean)",
-            "staleness (mean)",
-            "staleness (max)",
-            "steps",
-            "lost",
-            "turned away",
-            "rejected",
-        ],
-        [
-            [
-                chosen.arrival_process,
-                f"{result.concurrency:.1f}",
-                f"{mean:.2f}",
-                f"{max(0, len(result.staleness) - 1)}",
-                f"{result.steps:,}",
-                f"{result.lost:,}",
-                f"{result.turned_away:,}",
-                f"{result.rejected:,}",
-            ]
-        ],
-    )
+    row = {
+        "clock": chosen.arrival_process,
+        "in flight (mean)": f"{result.concurrency:.1f}",
+        "staleness (mean)": f"{mean:.2f}",
+        "staleness (max)": f"{max(0, len(result.staleness) - 1)}",
+        "steps": f"{result.steps:,}",
+        "lost": f"{result.lost:,}",
+        "turned away": f"{result.turned_away:,}",
+        "rejected": f"{result.rejected:,}",
+    }
+    title = f"{result.events:,} events, {result.uploads:,} uploads in {result.time:,.1f} units of time"
+    show.table(title, list(row), [list(row.values())])
     if out:
         show.line(f"\nFigure: {out}")

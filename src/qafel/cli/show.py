@@ -15,6 +15,7 @@ from rich.text import Text
 
 from qafel.errors import ConfigError
 from qafel.records import finite
+from qafel.report import Columns, cells
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -40,20 +41,25 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     Where the table is wider than the terminal, headings and the first column are folded; on a very narrow
     terminal, lines are longer than it.
     """
-    cells = [list(row) for row in rows]
-    body = [max(len(row[k]) for row in cells) for k in range(len(columns))]
-    widths = [max(body[k], len(column)) for k, column in enumerate(columns)]
+    body = [list(row) for row in rows]
+    least = [max(len(row[k]) for row in body) for k in range(len(columns))]
+    widths = [max(least[k], len(column)) for k, column in enumerate(columns)]
     room, gap = console.width if console.is_terminal else 160, "  "
     if sum(widths) + 2 * len(widths) > room:
-        widths, gap = [max([body[k], *map(len, column.split())]) for k, column in enumerate(columns)], " "
+        widths, gap = [max([least[k], *map(len, column.split())]) for k, column in enumerate(columns)], " "
         widths[0] = max(MIN_FIRST_COLUMN, min(widths[0], room - sum(widths[1:]) - len(widths)))
     console.print(title, style="italic", soft_wrap=True, highlight=False)
-    for index, row in enumerate([list(columns), *cells]):
+    for index, row in enumerate([list(columns), *body]):
         folded = [_fold(cell, widths[k]) for k, cell in enumerate(row)]
         height = max(map(len, folded))
         for parts in zip(*([""] * (height - len(lines)) + lines for lines in folded), strict=True):
             line = [part.rjust(widths[k]) if k else part.ljust(widths[0]) for k, part in enumerate(parts)]
             console.print(Text(gap.join(line).rstrip(), style="" if index else "bold"), soft_wrap=True)
+
+
+def records(title: str, columns: Columns, found: Iterable[Any]) -> None:
+    """Print a table with a row for each record."""
+    table(title, list(columns), cells(columns, found))
 
 
 def line(text: str = "") -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer import Option
 
 from qafel import theory
 from qafel.cli import show
@@ -14,8 +15,24 @@ from qafel.cli.quantizers import Size, Specs, check_size, specs_or_all
 from qafel.config import DEFAULT_QUANTIZER, remedy, unbiased_one
 from qafel.errors import ConfigError
 from qafel.quantizers import Quantizer, quantizer
+from qafel.report import Columns
 
 app = typer.Typer(help="The paper's convergence theory, as numbers.", no_args_is_help=True)
+
+COSTS: Columns = {
+    "spec": "{.spec}",
+    "bytes": "{.payload_bytes:,}",
+    "ω": lambda row: show.number(row.omega),
+    "δ": lambda row: show.number(row.delta),
+    "clients: bound ×": lambda row: (
+        show.number(row.client_bound) if row.client else "rate" if row.unbiased else "biased"
+    ),
+    "clients: max η_ℓ": lambda row: show.number(row.client_max_rate) if row.unbiased else "–",
+    "server: bound ×": lambda row: (
+        show.number(row.server_bound) if row.server else "rate" if row.delta > 0 else "δ ≤ 0"
+    ),
+    "server: max η_ℓ": lambda row: show.number(row.server_max_rate) if row.delta > 0 else "–",
+}
 
 
 class Chosen(NamedTuple):
@@ -27,22 +44,21 @@ class Chosen(NamedTuple):
 
 
 def _setting(
-    smoothness: Annotated[float, typer.Option("-L", "--smoothness", help="L of the loss.")] = 1.0,
-    variance: Annotated[float, typer.Option("--variance", help="σ²: of a stochastic gradient.")] = 1.0,
-    gradient_bound: Annotated[float, typer.Option("-G", "--gradient-bound", help="G: bound on ‖∇F‖².")] = 1.0,
-    gap: Annotated[float, typer.Option("--gap", help="F*: f(x⁰) − f*.")] = 1.0,
-    steps: Annotated[int, typer.Option("-T", "--steps", help="T: server steps.")] = 10_000,
-    buffer_size: Annotated[int, typer.Option("-K", "--buffer-size", help="K.")] = 10,
+    smoothness: Annotated[float, Option("-L", "--smoothness", help="L of the loss.")] = 1.0,
+    variance: Annotated[float, Option(help="σ²: of a stochastic gradient.")] = 1.0,
+    gradient_bound: Annotated[float, Option("-G", "--gradient-bound", help="G: bound on ‖∇F‖².")] = 1.0,
+    gap: Annotated[float, Option(help="F*: f(x⁰) − f*.")] = 1.0,
+    steps: Annotated[int, Option("-T", "--steps", help="T: server steps.")] = 10_000,
+    buffer_size: Annotated[int, Option("-K", "--buffer-size", help="K.")] = 10,
     local_steps: Annotated[
-        int, typer.Option("-P", "--local-steps", help="P; ignored when local rates are given.")
+        int, Option("-P", "--local-steps", help="P; ignored when local rates are given.")
     ] = 1,
     local_rates: Annotated[
-        str | None,
-        typer.Option("--local-rates", help="η_ℓ of every local step, as 0.1,0.05,…; default 1/(K√(TP))."),
+        str | None, Option(help="η_ℓ of every local step, as 0.1,0.05,…; default 1/(K√(TP)).")
     ] = None,
-    server_rate: Annotated[float | None, typer.Option("--server-rate", help="η_g; default K.")] = None,
+    server_rate: Annotated[float | None, Option(help="η_g; default K.")] = None,
     staleness: Annotated[
-        int, typer.Option("--staleness", help="τ_max,1: the most server steps an update is late when K = 1.")
+        int, Option(help="τ_max,1: the most server steps an update is late when K = 1.")
     ] = 100,
 ) -> Chosen:
     if not (1 <= steps <= 10**9 and 1 <= buffer_size <= 10**9 and 1 <= local_steps <= 10**6):
@@ -107,40 +123,16 @@ def quantizers_command(
     if json:
         show.json({"setting": asdict(s), "size": size, "quantizers": [asdict(row) for row in rows]})
         return
-    show.table(
-        f"At d = {size:,}, T = {s.steps:,}, K = {s.buffer_size}, η_ℓ = {show.number(max(s.rates))}: bound in "
-        "units of FedBuff's (rate: this η_ℓ is too large) and the largest η_ℓ",
-        [
-            "spec",
-            "bytes",
-            "ω",
-            "δ",
-            "clients: bound ×",
-            "clients: max η_ℓ",
-            "server: bound ×",
-            "server: max η_ℓ",
-        ],
-        (
-            [
-                row.spec,
-                f"{row.payload_bytes:,}",
-                show.number(row.omega),
-                show.number(row.delta),
-                show.number(row.client_bound) if row.client else "rate" if row.unbiased else "biased",
-                show.number(row.client_max_rate) if row.unbiased else "–",
-                show.number(row.server_bound) if row.server else "rate" if row.delta > 0 else "δ ≤ 0",
-                show.number(row.server_max_rate) if row.delta > 0 else "–",
-            ]
-            for row in rows
-        ),
-    )
+    where = f"At d = {size:,}, T = {s.steps:,}, K = {s.buffer_size}, η_ℓ = {show.number(max(s.rates))}"
+    what = "bound in units of FedBuff's (rate: this η_ℓ is too large) and the largest η_ℓ"
+    show.records(f"{where}: {what}", COSTS, rows)
 
 
 @app.command("bound")
 @_with_setting
 def bound_command(
-    client: Annotated[str, typer.Option("--client", help="Client quantizer.")] = DEFAULT_QUANTIZER,
-    server: Annotated[str, typer.Option("--server", help="Server quantizer.")] = DEFAULT_QUANTIZER,
+    client: Annotated[str, Option(help="Client quantizer.")] = DEFAULT_QUANTIZER,
+    server: Annotated[str, Option(help="Server quantizer.")] = DEFAULT_QUANTIZER,
     size: Size = 29_282,
     *,
     chosen: Chosen,

@@ -3,32 +3,27 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from qafel.cli import show
 from qafel.cli.run import Changes, resumable
+from qafel.report import Columns
 
 if TYPE_CHECKING:
-    from qafel.tune import Tuned
+    from collections.abc import Callable
+
+    from qafel.tune import Candidate, Tuned
 
 
 def tune(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None,
+    config: Annotated[Path | None, Argument(help="A TOML file of settings.")] = None,
     change: Changes = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Seeds of the last candidates.")] = 3,
-    budget: Annotated[int, typer.Option("--budget", help="Largest number of runs, FedBuff's included.")] = 40,
-    client: Annotated[
-        list[str] | None, typer.Option("--client", help="A client quantizer to try; may be repeated.")
-    ] = None,
-    server: Annotated[
-        list[str] | None, typer.Option("--server", help="A server quantizer to try; may be repeated.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Runs at the same time; default: one per core.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the figure.")] = Path(
-        "runs/tune"
-    ),
+    seeds: Annotated[int, Option(help="Seeds of the last candidates.")] = 3,
+    budget: Annotated[int, Option(help="Largest number of runs, FedBuff's included.")] = 40,
+    client: Annotated[list[str] | None, Option(help="A client quantizer to try; may be repeated.")] = None,
+    server: Annotated[list[str] | None, Option(help="A server quantizer to try; may be repeated.")] = None,
+    jobs: Annotated[int | None, Option(help="Runs at the same time; default: one per core.")] = None,
+    out: Annotated[Path, Option(help="Folder for the runs and the figure.")] = Path("runs/tune"),
     json: show.Json = False,
 ) -> None:
     """Find the quantizers that reach a target with the fewest bytes and at most 5 % more uploads.
@@ -65,20 +60,21 @@ def tune(
 def _print(tuned: "Tuned", target: float | None) -> None:
     from qafel.tune import ALLOWANCE
 
-    show.table(
-        f"To {target}, in units of FedBuff's on the same seeds; {tuned.runs} runs",
-        ["client, server", "seeds", "reached", "uploads", "fewer MB up", "fewer MB down", "MB up", "MB down"],
-        [
-            [
-                f"{c.client}, {c.server}",
-                f"{c.seeds}",
-                f"{c.reached}/{c.seeds}",
-                *([f"{c.uploads:.2f}×", f"{c.up:.1f}×", f"{c.down:.1f}×"] if c.reached else ["–"] * 3),
-                *([f"{c.mb_up:.2f}", f"{c.mb_down:.2f}"] if c.reached else ["–"] * 2),
-            ]
-            for c in tuned.candidates
-        ],
-    )
+    def reached(cell: str) -> "Callable[[Candidate], str]":
+        return lambda c: cell.format(c) if c.reached else "–"
+
+    columns: Columns = {
+        "client, server": "{0.client}, {0.server}",
+        "seeds": "{.seeds}",
+        "reached": "{0.reached}/{0.seeds}",
+        "uploads": reached("{.uploads:.2f}×"),
+        "fewer MB up": reached("{.up:.1f}×"),
+        "fewer MB down": reached("{.down:.1f}×"),
+        "MB up": reached("{.mb_up:.2f}"),
+        "MB down": reached("{.mb_down:.2f}"),
+    }
+    title = f"To {target}, in units of FedBuff's on the same seeds; {tuned.runs} runs"
+    show.records(title, columns, tuned.candidates)
     best = tuned.best
     show.line()
     if not best.reached:
@@ -86,6 +82,5 @@ def _print(tuned: "Tuned", target: float | None) -> None:
     else:
         if not tuned.within:
             show.console.print(f"None is within {ALLOWANCE} times FedBuff's uploads; the nearest is")
-        words = f"--set client_quantizer={best.client} --set server_quantizer={best.server}"
-        show.line(f"Best: {words}")
+        show.line(f"Best: --set client_quantizer={best.client} --set server_quantizer={best.server}")
     show.line(f"Figure: {tuned.figure}")

@@ -7,22 +7,23 @@ the names of the JSON, CSV and figure files it wrote. An interrupted study conti
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qafel.errors import ConfigError
-from qafel.reproduce import celeba, frontier, hidden_state, mushrooms, theory
+from qafel.reproduce import celeba, hidden_state, mushrooms, theory
 from qafel.reproduce.study import Options, Study
 
 STUDIES: dict[str, Callable[[Options], Study]] = {
-    "table1": celeba.table1,
+    "table1": partial(celeba.table1, "table1", ("affine", "bucketed")),
     "table2": celeba.table2,
     "concurrency": celeba.concurrency,
-    "quantizers": celeba.quantizers,
+    "quantizers": partial(celeba.table1, "quantizers", ("affine",)),
     "hidden-state": hidden_state.hidden_state,
     "mushrooms": mushrooms.mushrooms,
     "theory": theory.theory,
-    "frontier": frontier.frontier,
+    "frontier": celeba.frontier,
 }
 
 __all__ = ["STUDIES", "Options", "Study", "reproduce"]

@@ -1,53 +1,24 @@
-"""The studies with the paper's CNN: its two tables and its figures."""
+"""The studies with the paper's CNN: its two tables and its figures; and beyond the paper, the frontier."""
 
 import math
 from collections.abc import Mapping, Sequence
 
+from qafel import report
+from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
 from qafel.reproduce import cells, claims, figures
-from qafel.reproduce.claims import Claim
-from qafel.reproduce.rows import Row
-from qafel.reproduce.runs import run_cells
+from qafel.reproduce.rows import Row, run_cells
 from qafel.reproduce.study import Options, Printed, Study, finish, plus_minus
 
-PAIRED = 5
-"""Seeds of 4/4 against FedBuff; the other cells of the tables have three."""
 TITLES = {
     "affine": "Table 1, affine quantizer, as the paper measured",
     "bucketed": "Table 1, QSGD in max-norm buckets of 256",
 }
-COLUMNS = [
-    "algorithm",
-    "paper: uploads (k)",
-    "uploads (k)",
-    "paper: kB/upload",
-    "kB/upload",
-    "paper: kB/download",
-    "kB/download",
-    "paper: MB up",
-    "MB up, paper's formula",
-    "MB up",
-    "paper: MB down",
-    "MB down, paper's formula",
-    "MB down",
-    "× fewer up",
-    "× fewer down",
-]
 
 
-def table1(options: Options) -> Study:
-    """FedBuff and the nine pairs of bits, affine as the paper measured and QSGD in max-norm buckets."""
-    return _table1("table1", options, ("affine", "bucketed"))
-
-
-def quantizers(options: Options) -> Study:
-    """The three-panel figure from table 1."""
-    return _table1("quantizers", options, ("affine",))
-
-
-def _table1(name: str, options: Options, kinds: Sequence[str]) -> Study:
-    seeds = options.seeds if options.quick else max(options.seeds, PAIRED)
-    many = {"": options.seeds, "fedbuff": seeds, **{f"{kind}-4-4": seeds for kind in kinds}}
-    runs = run_cells(options, [cell for kind in kinds for cell in cells.table1(kind)], many)
+def table1(name: str, kinds: Sequence[str], options: Options) -> Study:
+    """FedBuff and the nine pairs of bits: affine as the paper measured, and QSGD in max-norm buckets."""
+    chosen = [cell for kind in kinds for cell in cells.table1(kind)]
+    runs = run_cells(options, chosen, paired=("fedbuff", *(f"{kind}-4-4" for kind in kinds)))
     max_uploads = runs.shared["uploads"]
     tables, held, numbers, drawn = [], [], {}, []
     for kind in kinds:
@@ -55,36 +26,22 @@ def _table1(name: str, options: Options, kinds: Sequence[str]) -> Study:
         named = {row.name: row for row in rows}
         four = runs.paired(f"{kind}-4-4")
         tables.append(_table(f"{TITLES[kind]}: {runs.goal}", rows))
-        held += [
-            Claim(f"{kind}: {claim.text}", claim.held, claim.numbers)
-            for claim in claims.table1(named, four, max_uploads, kind)
-        ]
+        held += claims.table1(named, four, max_uploads, kind)
         numbers[kind] = {"rows": rows, "4/4 against FedBuff": four}
         drawn += figures.quantizers(runs.folder / f"quantizers-{kind}", named, kind, max_uploads)
-    return finish(
-        name,
-        runs.folder,
-        data=runs.data,
-        tables=tables,
-        claims=held,
-        numbers={**runs.origin, **numbers},
-        notes=runs.notes,
-        figures=drawn,
-    )
+    return runs.finish(name, tables=tables, claims=held, numbers=numbers, notes=runs.notes, figures=drawn)
 
 
 def table2(options: Options) -> Study:
     """A server that sends the top 10 % of the coordinates."""
     runs = run_cells(options, cells.table2())
-    rows = runs.rows(cells.table2(), options.seeds)
+    rows = runs.rows(cells.table2())
     pairs = {row.name: runs.paired(row.name) for row in rows[1:]}
-    return finish(
+    return runs.finish(
         "table2",
-        runs.folder,
-        data=runs.data,
         tables=[_table(f"Table 2, top 10 % server: {runs.goal}", rows)],
         claims=claims.table2(rows[1:], pairs, runs.shared["uploads"]),
-        numbers={**runs.origin, "rows": rows, "against FedBuff": pairs},
+        numbers={"rows": rows, "against FedBuff": pairs},
         notes=runs.notes,
         figures=figures.table2(runs.folder / "table2", rows, runs.shared["uploads"]),
     )
@@ -93,66 +50,93 @@ def table2(options: Options) -> Study:
 def concurrency(options: Options) -> Study:
     """100, 500 and 1,000 clients in flight, with the weight 1/√(1 + τ)."""
     runs = run_cells(options, cells.concurrency(), uploads=cells.CONCURRENT_UPLOADS)
-    rows = runs.rows(cells.concurrency(), options.seeds)
-    pairs = {n: runs.paired(f"qafel-{n}", f"fedbuff-{n}") for n in cells.RATES}
-    named = {row.name: row for row in rows}
-    title = f"Concurrency, 1/√(1 + τ): {runs.goal}"
-    return finish(
+    rows = runs.rows(cells.concurrency())
+    pairs = {str(n): runs.paired(f"qafel-{n}", f"fedbuff-{n}") for n in cells.RATES}
+    references = {row.name: row.name.replace("qafel", "fedbuff") for row in rows}
+    return runs.finish(
         "concurrency",
+        tables=[_table(f"Concurrency, 1/√(1 + τ): {runs.goal}", rows, references)],
+        claims=claims.concurrency(pairs),
+        numbers={"rows": rows, "against FedBuff": pairs},
+        notes=runs.notes,
+        figures=figures.concurrency(runs.folder / "concurrency", {row.name: row for row in rows}),
+    )
+
+
+def frontier(options: Options) -> Study:
+    """Beyond the paper: FedBuff, the paper's four bits and this package's defaults on the same seeds."""
+    chosen = cells.frontier()
+    runs = run_cells(options, chosen, paired=[cell.name for cell in chosen])
+    rows = runs.rows(chosen)
+    pairs = {row.name: runs.paired(row.name) for row in rows[1:]}
+    names = ("FedBuff", "QAFeL\naffine:4\nboth sides", f"QAFeL\n{CLIENT_QUANTIZER}\n{SERVER_QUANTIZER}")
+
+    def times(row: Row, field: str, digits: int) -> str:
+        return f"{getattr(pairs[row.name], field)[0]:.{digits}f}×" if row.name in pairs else "1"
+
+    columns: report.Columns = {
+        "run": "{.label}",
+        "reached": "{0.reached}/{0.runs}",
+        "uploads (k)": "{0.thousands[0]:.2f} ± {0.thousands[1]:.2f}",
+        "kB up": "{.kb_up:.2f}",
+        "kB down": "{.kb_down:.2f}",
+        "MB up": "{.mb_up[0]:.2f}",
+        "MB down": "{.mb_down[0]:.2f}",
+        "uploads ÷ FedBuff's": lambda row: times(row, "uploads", 2),
+        "fewer MB up": lambda row: times(row, "mb_up", 1),
+        "fewer MB down": lambda row: times(row, "mb_down", 1),
+    }
+    goal = f"{runs.data}, {100 * runs.shared['target']:.0f} % accuracy, {rows[0].runs} paired seeds"
+    return finish(
+        "frontier",
         runs.folder,
         data=runs.data,
-        tables=[_table(title, rows, references={f"qafel-{n}": f"fedbuff-{n}" for n in cells.RATES})],
-        claims=claims.concurrency(pairs),
-        numbers={
-            **runs.origin,
-            "rows": rows,
-            "against FedBuff": {str(n): p for n, p in pairs.items()},
-        },
-        notes=runs.notes,
-        figures=figures.concurrency(runs.folder / "concurrency", named, list(cells.RATES)),
+        tables=[Printed.of(f"The communication frontier: {goal}", columns, rows)],
+        claims=claims.frontier(pairs["default"], rows[-1]),
+        numbers={"settings": runs.shared, "rows": rows, "against FedBuff": pairs},
+        figures=figures.table2(runs.folder / "frontier", rows, runs.shared["uploads"], names),
     )
 
 
 def _table(title: str, rows: Sequence[Row], references: Mapping[str, str] | None = None) -> Printed:
+    """The table of some rows; ``references`` are the rows they are compared with, by default FedBuff's."""
     named = {row.name: row for row in rows}
-    lines = []
-    for row in rows:
-        reference = named[(references or {}).get(row.name, row.name if references else "fedbuff")]
-        lines.append(
-            [
-                row.label,
-                "{:g} ± {:g}".format(*row.paper_thousands) if row.paper_thousands else "–",
-                _reached(row),
-                _rounded(row.paper_kb_up, 3),
-                _rounded(row.kb_up, 3),
-                _rounded(row.paper_kb_down, 3),
-                _rounded(row.kb_down, 3),
-                _rounded(row.paper_mb_up, 2),
-                _rounded(row.formula_mb_up, 2),
-                _rounded(row.mb_up[0], 2),
-                _rounded(row.paper_mb_down, 2),
-                _rounded(row.formula_mb_down, 2),
-                _rounded(row.mb_down[0], 2),
-                _fewer(reference.mb_up[0], row.mb_up[0]),
-                _fewer(reference.mb_down[0], row.mb_down[0]),
-            ]
-        )
-    return Printed(title, COLUMNS, lines)
+
+    def fewer(row: Row, field: str) -> str:
+        reference = named[references[row.name] if references else "fedbuff"]
+        mine, theirs = getattr(row, field)[0], getattr(reference, field)[0]
+        return _rounded(theirs / mine if mine else None, 2)
+
+    columns: report.Columns = {
+        "algorithm": "{.label}",
+        "paper: uploads (k)": lambda r: (
+            "{:g} ± {:g}".format(*r.paper_thousands) if r.paper_thousands else "–"
+        ),
+        "uploads (k)": _reached,
+        "paper: kB/upload": lambda row: _rounded(row.paper_kb_up, 3),
+        "kB/upload": lambda row: _rounded(row.kb_up, 3),
+        "paper: kB/download": lambda row: _rounded(row.paper_kb_down, 3),
+        "kB/download": lambda row: _rounded(row.kb_down, 3),
+        "paper: MB up": lambda row: _rounded(row.paper_mb_up, 2),
+        "MB up, paper's formula": lambda row: _rounded(row.formula_mb_up, 2),
+        "MB up": lambda row: _rounded(row.mb_up[0], 2),
+        "paper: MB down": lambda row: _rounded(row.paper_mb_down, 2),
+        "MB down, paper's formula": lambda row: _rounded(row.formula_mb_down, 2),
+        "MB down": lambda row: _rounded(row.mb_down[0], 2),
+        "× fewer up": lambda row: fewer(row, "mb_up"),
+        "× fewer down": lambda row: fewer(row, "mb_down"),
+    }
+    return Printed.of(title, columns, rows)
 
 
 def _reached(row: Row) -> str:
     if row.diverged:
         return "diverged"
-    best = max(row.best_accuracy, default=0.0)
     if not row.reached:
-        return f"never (best {100 * best:.1f} %)"
+        return f"never (best {100 * max(row.best_accuracy, default=0.0):.1f} %)"
     some = "" if row.reached == row.runs else f" ({row.reached} of {row.runs})"
     return plus_minus(row.thousands, 2) + some
 
 
 def _rounded(value: float | None, digits: int) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
-
-
-def _fewer(reference: float, value: float) -> str:
-    return _rounded(reference / value if value else None, 2)

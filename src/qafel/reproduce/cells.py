@@ -6,23 +6,28 @@ every 250 uploads, smoothed by the median of three; the first crossing of 90 % c
 same seed has the same split, the same first model and the same clock in every cell.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from qafel.reproduce.sizes import paper_bytes
+from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
+from qafel.errors import ConfigError
+from qafel.quantizers import Affine, Identity, TopK, quantizer
 from qafel.sim import Settings, make_settings
+from qafel.tasks.cnn import LAYOUT
+from qafel.vectors import Layout
 
 TARGET = 0.9
-MAX_UPLOADS = 25_000
+QUICK_TARGET = 0.65
+MAX_UPLOADS = (25_000, 3000)
+"""The limit of every run; the second one, as that target, is of the quick version: a few minutes."""
 HIDDEN_UPLOADS = (6000, 2000)
-"""Uploads of every run in the study of the hidden state, and in its quick version."""
+"""Uploads of every run in the study of the hidden state."""
 CONCURRENT_UPLOADS = (60_000, 3000)
 """Limits of the concurrency study: weights of 1/√(1 + τ) need more uploads."""
-QUICK_TARGET, QUICK_UPLOADS = 0.65, 3000
-"""The quick version takes a few minutes: a lower target, and at most this many uploads."""
 RATES = {100: 125.0, 500: 627.0, 1000: 1253.0}
 """Arrivals per unit of time, by the mean number of clients in flight."""
 
@@ -44,7 +49,7 @@ def base(
     *,
     quick: bool = False,
     changes: Mapping[str, Any] | None = None,
-    uploads: tuple[int, int] = (MAX_UPLOADS, QUICK_UPLOADS),
+    uploads: tuple[int, int] = MAX_UPLOADS,
 ) -> dict[str, Any]:
     """The settings that all cells share; ``uploads`` are the limits of the full and of the quick version.
 
@@ -61,13 +66,25 @@ def chosen(cell: Cell, shared: Mapping[str, Any], seed: int) -> Settings:
     return make_settings({**shared, **cell.settings, "seed": seed}, "--set")
 
 
-def wanted(cells: Iterable[Cell], shared: Mapping[str, Any], seeds: Mapping[str, int]) -> dict[str, Settings]:
-    """All runs of some cells by folder name; ``seeds`` is their number by cell name, "" for the rest."""
-    return {
-        f"{cell.name}-seed{seed}": chosen(cell, shared, seed)
-        for cell in cells
-        for seed in range(seeds.get(cell.name, seeds[""]))
-    }
+def paper_bytes(spec: str, layout: Layout = LAYOUT) -> int:
+    """The size of a message in the paper's tables: ``identity``, ``affine:n`` (its "n-bit qsgd") or
+    ``topk:f``, to hold our real frames against.
+
+    The paper packs no bits. Its n-bit size quantizes tensors of two or more dimensions at n bits a weight
+    plus 12 bytes a tensor, and sends the other parameters as float32; its top-10 % size counts 4 bytes for
+    each of numel − ⌊0.9·numel⌋ values a tensor, and one bit a coordinate.
+    """
+    q = quantizer(spec)
+    if isinstance(q, Identity):
+        return 4 * layout.size
+    if isinstance(q, Affine):
+        weights = [tensor.size for tensor in layout.tensors if len(tensor.shape) > 1]
+        return sum(weights) * q.bits // 8 + 12 * len(weights) + 4 * (layout.size - sum(weights))
+    if isinstance(q, TopK) and q.keep < 1:
+        dropped = Decimal(1) - q.keep
+        kept = sum(t.size - int((dropped * t.size).to_integral_value(ROUND_FLOOR)) for t in layout.tensors)
+        return 4 * kept + layout.size // 8
+    raise ConfigError(f"the paper has no size for {spec}; it has identity, affine:n and topk:fraction")
 
 
 def _quantized(name: str, label: str, client: str, server: str, **more: Any) -> Cell:
@@ -75,9 +92,7 @@ def _quantized(name: str, label: str, client: str, server: str, **more: Any) -> 
     return Cell(name, label, settings, **more)
 
 
-_FULL = paper_bytes("identity")
-FEDBUFF = Cell("fedbuff", "FedBuff", {"algorithm": "fedbuff"}, (26.1, 6.7), (_FULL, _FULL))
-
+FEDBUFF = Cell("fedbuff", "FedBuff", {"algorithm": "fedbuff"}, (26.1, 6.7), (paper_bytes("identity"),) * 2)
 TABLE1 = {
     (8, 8): (27.6, 4.82),
     (8, 4): (29.8, 2.76),
@@ -99,17 +114,10 @@ def table1(kind: str) -> list[Cell]:
     """FedBuff and the nine combinations of bits: "affine", as the paper measured, or "bucketed" QSGD."""
     cells = [FEDBUFF]
     for (client, server), paper in TABLE1.items():
-        affine = tuple(paper_bytes(f"affine:{bits}") for bits in (client, server))
-        cells.append(
-            _quantized(
-                f"{kind}-{client}-{server}",
-                f"QAFeL, client {client}-bit, server {server}-bit",
-                KINDS[kind].format(client),
-                KINDS[kind].format(server),
-                paper=paper,
-                sizes=affine,
-            )
-        )
+        name, label = f"{kind}-{client}-{server}", f"QAFeL, client {client}-bit, server {server}-bit"
+        specs = (KINDS[kind].format(bits) for bits in (client, server))
+        sizes = tuple(paper_bytes(f"affine:{bits}") for bits in (client, server))
+        cells.append(_quantized(name, label, *specs, paper=paper, sizes=sizes))
     return cells
 
 
@@ -125,18 +133,17 @@ def table2() -> list[Cell]:
 
 def concurrency() -> list[Cell]:
     """FedBuff and QAFeL 4/4 with 100, 500 and 1,000 clients in flight, weighted by 1/√(1 + τ)."""
-    cells = []
-    for clients, rate in RATES.items():
-        clock = {"rate": rate, "staleness_weight": "sqrt"}
-        for name, label, more in (
-            ("fedbuff", "FedBuff", {"algorithm": "fedbuff"}),
-            ("qafel", "QAFeL 4/4", {"client_quantizer": "affine:4", "server_quantizer": "affine:4"}),
-        ):
-            sizes = (_FULL if name == "fedbuff" else paper_bytes("affine:4"),) * 2
-            cells.append(
-                Cell(f"{name}-{clients}", f"{label}, {clients} in flight", {**clock, **more}, sizes=sizes)
-            )
-    return cells
+    four = _quantized("qafel", "QAFeL 4/4", "affine:4", "affine:4", sizes=(paper_bytes("affine:4"),) * 2)
+    return [
+        Cell(
+            f"{cell.name}-{clients}",
+            f"{cell.label}, {clients} in flight",
+            {"rate": rate, "staleness_weight": "sqrt", **cell.settings},
+            sizes=cell.sizes,
+        )
+        for clients, rate in RATES.items()
+        for cell in (FEDBUFF, four)
+    ]
 
 
 def hidden_state() -> list[Cell]:
@@ -146,25 +153,30 @@ def hidden_state() -> list[Cell]:
     """
     good, coarse, whole = "qsgd:4,bucket=256,norm=max", "qsgd:2,bucket=256,norm=max", "qsgd:4"
     kinds = [
-        ("fedbuff", "FedBuff", "fedbuff", None, None),
-        ("qafel-bucketed", "QAFeL, 4-bit QSGD in max-norm buckets", "qafel", good, good),
-        ("naive-bucketed", "naive, 4-bit QSGD in max-norm buckets", "naive", good, good),
-        ("qafel-coarse", "QAFeL, 2-bit QSGD in max-norm buckets", "qafel", coarse, coarse),
-        ("naive-coarse", "naive, 2-bit QSGD in max-norm buckets", "naive", coarse, coarse),
-        ("qafel-affine", "QAFeL, 4-bit affine", "qafel", "affine:4", "affine:4"),
-        ("naive-affine", "naive, 4-bit affine", "naive", "affine:4", "affine:4"),
-        ("qafel-whole", "QAFeL, server 4-bit QSGD of the whole vector", "qafel", good, whole),
-        (
-            "qafel-contracted",
-            "QAFeL, server contract:qsgd:4, its contraction",
-            "qafel",
-            good,
-            f"contract:{whole}",
-        ),
+        ("fedbuff", "FedBuff", None, None),
+        ("qafel-bucketed", "QAFeL, 4-bit QSGD in max-norm buckets", good, good),
+        ("naive-bucketed", "naive, 4-bit QSGD in max-norm buckets", good, good),
+        ("qafel-coarse", "QAFeL, 2-bit QSGD in max-norm buckets", coarse, coarse),
+        ("naive-coarse", "naive, 2-bit QSGD in max-norm buckets", coarse, coarse),
+        ("qafel-affine", "QAFeL, 4-bit affine", "affine:4", "affine:4"),
+        ("naive-affine", "naive, 4-bit affine", "affine:4", "affine:4"),
+        ("qafel-whole", "QAFeL, server 4-bit QSGD of the whole vector", good, whole),
+        ("qafel-contracted", "QAFeL, server contract:qsgd:4, its contraction", good, f"contract:{whole}"),
     ]
     cells = []
-    for name, label, algorithm, client, server in kinds:
-        quantizers = {"client_quantizer": client, "server_quantizer": server}
-        settings = {"algorithm": algorithm, "target": None, **quantizers}
+    for name, label, client, server in kinds:
+        fixed = {"algorithm": name.partition("-")[0], "target": None}
+        settings = {**fixed, "client_quantizer": client, "server_quantizer": server}
         cells.append(Cell(f"hidden-{name}", label, settings))
     return cells
+
+
+def frontier() -> list[Cell]:
+    """FedBuff, the paper's four bits and this package's defaults, without the paper's numbers."""
+    return [
+        Cell("fedbuff", "FedBuff", {"algorithm": "fedbuff"}),
+        _quantized("affine-4-4", "QAFeL affine:4, both sides", "affine:4", "affine:4"),
+        _quantized(
+            "default", f"QAFeL {CLIENT_QUANTIZER}, {SERVER_QUANTIZER}", CLIENT_QUANTIZER, SERVER_QUANTIZER
+        ),
+    ]

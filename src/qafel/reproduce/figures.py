@@ -5,29 +5,37 @@ from pathlib import Path
 from typing import Any
 
 from qafel import report
-from qafel.reproduce.claims import BITS, thousands
-from qafel.reproduce.rows import Row
+from qafel.reproduce.cells import RATES
+from qafel.reproduce.claims import BITS
+from qafel.reproduce.rows import Pair, Row
 
-Value = Callable[[Row], tuple[float, float]]
+Value = Callable[[Row], Pair]
+MB: list[tuple[str, Value]] = [
+    ("MB uploaded", lambda row: row.mb_up),
+    ("MB downloaded", lambda row: row.mb_down),
+]
 MAX_TICKS = 6
 """An axis with at most this many places names all of them."""
 SERVER_COLOURS = {8: "#9ad1cd", 4: "#0b7a75", 2: "#073b3a"}
+WHISKERS = {"color": "black", "linewidth": 0.8, "capsize": 2}
 
 
-def _panels(max_uploads: int) -> tuple[tuple[str, Value], ...]:
-    return (
-        ("uploads to the target (thousands)", lambda row: (thousands(row, max_uploads), row.thousands[1])),
-        ("MB uploaded", lambda row: row.mb_up),
-        ("MB downloaded", lambda row: row.mb_down),
-    )
+def _uploads(max_uploads: int) -> tuple[str, Value]:
+    return "uploads to the target (thousands)", lambda row: (row.limited(max_uploads), row.thousands[1])
+
+
+def _panels(values: Sequence[tuple[str, Value]], height: float) -> tuple[Any, list[tuple[Any, Value]]]:
+    """A figure, and the axis of each of the values."""
+    figure, axes = report.pyplot().subplots(1, len(values), figsize=(11, height))
+    for axis, (title, _) in zip(axes, values, strict=True):
+        axis.set_title(title, fontsize=10)
+    return figure, [(axis, value) for axis, (_, value) in zip(axes, values, strict=True)]
 
 
 def quantizers(path: Path, rows: Mapping[str, Row], kind: str, max_uploads: int) -> list[Path]:
     """The paper's three panels: uploads, MB up and MB down for each pair of quantizers, beside FedBuff."""
-    plt = report.pyplot()
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6))
-    fedbuff = rows["fedbuff"]
-    for axis, (title, value) in zip(axes, _panels(max_uploads), strict=True):
+    figure, panels = _panels([_uploads(max_uploads), *MB], 3.6)
+    for axis, value in panels:
         for k, server in enumerate(BITS):
             for place, client in enumerate(BITS):
                 row = rows[f"{kind}-{client}-{server}"]
@@ -38,18 +46,14 @@ def quantizers(path: Path, rows: Mapping[str, Row], kind: str, max_uploads: int)
                 style = {} if whole else {"hatch": "///", "edgecolor": "white"}
                 axis.bar(here, mean, 0.24, color=SERVER_COLOURS[server], label=label, **style)
                 if row.reached > 1:
-                    axis.errorbar(here, mean, spread, color="black", linewidth=0.8, capsize=2)
+                    axis.errorbar(here, mean, spread, **WHISKERS)
                 if not whole:
-                    axis.annotate(
-                        f"{row.reached}/{row.runs}",
-                        (here, mean if mean == mean else 0),
-                        ha="center",
-                        fontsize=7,
-                    )
-        axis.axhline(value(fedbuff)[0], color=report.COLOURS["fedbuff"], linestyle="--", label="FedBuff")
+                    top = mean if mean == mean else 0
+                    axis.annotate(f"{row.reached}/{row.runs}", (here, top), ha="center", fontsize=7)
+        fedbuff = value(rows["fedbuff"])[0]
+        axis.axhline(fedbuff, color=report.COLOURS["fedbuff"], linestyle="--", label="FedBuff")
         axis.set_xticks(range(len(BITS)), [f"client {bits}-bit" for bits in BITS])
-        axis.set_title(title, fontsize=10)
-    axes[0].legend(fontsize=8)
+    panels[0][0].legend(fontsize=8)
     return _save(figure, path)
 
 
@@ -60,44 +64,34 @@ def table2(
 
     ``names`` are those below the bars; by default, what the labels of the rows have between two commas.
     """
-    plt = report.pyplot()
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4))
-    for axis, (title, value) in zip(axes, _panels(max_uploads), strict=True):
+    short = names or [row.label.partition(", ")[2].partition(",")[0] or row.label for row in rows]
+    colours = [report.COLOURS["fedbuff"], *[report.COLOURS["qafel"]] * (len(rows) - 1)]
+    figure, panels = _panels([_uploads(max_uploads), *MB], 3.4)
+    for k, (axis, value) in enumerate(panels):
         values = [value(row) for row in rows]
-        colours = [report.COLOURS["fedbuff"], *[report.COLOURS["qafel"]] * (len(rows) - 1)]
         axis.bar(range(len(rows)), [mean for mean, _ in values], 0.6, color=colours)
         for place, (mean, spread) in enumerate(values):
-            axis.errorbar(place, mean, spread, color="black", linewidth=0.8, capsize=2)
+            axis.errorbar(place, mean, spread, **WHISKERS)
             if mean == mean:
                 axis.annotate(f"{mean:.3g}", (place + 0.06, mean), fontsize=8, va="bottom")
-        short = [row.label.partition(", ")[2].partition(",")[0] or row.label for row in rows]
-        axis.set_xticks(range(len(rows)), names or short, fontsize=8)
-        axis.set_title(title, fontsize=10)
-        if title.startswith("MB") and any(mean > 0 for mean, _ in values):
+        axis.set_xticks(range(len(rows)), short, fontsize=8)
+        if k > 0 and any(mean > 0 for mean, _ in values):
             axis.set_yscale("log")
     return _save(figure, path)
 
 
-def concurrency(path: Path, rows: Mapping[str, Row], clients: Sequence[int]) -> list[Path]:
+def concurrency(path: Path, rows: Mapping[str, Row]) -> list[Path]:
     """The paper's two panels: MB uploaded and uploads against the clients in flight; MB downloaded too."""
-    plt = report.pyplot()
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4))
-    panels: tuple[tuple[str, Value], ...] = (
-        ("MB uploaded", lambda row: row.mb_up),
-        ("MB downloaded", lambda row: row.mb_down),
-        ("uploads (thousands)", lambda row: row.thousands),
-    )
-    for axis, (title, value) in zip(axes, panels, strict=True):
+    figure, panels = _panels([*MB, ("uploads (thousands)", lambda row: row.thousands)], 3.4)
+    for axis, value in panels:
         for k, (name, label) in enumerate((("fedbuff", "FedBuff"), ("qafel", "QAFeL 4/4"))):
-            bars = [value(rows[f"{name}-{n}"]) for n in clients]
-            places = [place + 0.36 * (k - 0.5) for place in range(len(clients))]
-            means, spreads = [m for m, _ in bars], [s for _, s in bars]
+            means, spreads = zip(*(value(rows[f"{name}-{n}"]) for n in RATES), strict=True)
+            places = [place + 0.36 * (k - 0.5) for place in range(len(RATES))]
             axis.bar(places, means, 0.34, color=report.COLOURS[name], label=label)
-            axis.errorbar(places, means, spreads, color="black", linewidth=0.8, capsize=2, fmt="none")
-        axis.set_xticks(range(len(clients)), [f"{n:,}" for n in clients])
+            axis.errorbar(places, means, spreads, fmt="none", **WHISKERS)
+        axis.set_xticks(range(len(RATES)), [f"{n:,}" for n in RATES])
         axis.set_xlabel("clients in flight")
-        axis.set_title(title, fontsize=10)
-    axes[0].legend(fontsize=8)
+    panels[0][0].legend(fontsize=8)
     return _save(figure, path)
 
 
@@ -105,10 +99,7 @@ Line = tuple[str, Sequence[float], Sequence[float]]
 
 
 def lines(
-    path: Path,
-    panels: Sequence[tuple[str, str, Sequence[Line]]],
-    *,
-    logarithmic: Sequence[str] = ("y",),
+    path: Path, panels: Sequence[tuple[str, str, Sequence[Line]]], *, logarithmic: Sequence[str] = ("y",)
 ) -> list[Path]:
     """Panels of (x-label, y-label, lines); ``logarithmic`` names the axes that are, panel by panel."""
     plt = report.pyplot()

@@ -81,11 +81,9 @@ def descend(mine, start, rates, steps, scratch, delta):
         for _ in range(steps):
             scores(x, y, z)
             pull(z, signs, share, powers, pulls)
-            for k in range(UINT(pulls.size)):
-                pulls[k] *= rate
+            pulls *= rate
             add_rows(x, pulls, keep, y)
-        for k in range(delta.size):
-            delta[k] = y[k] - start[k]
+        delta[:] = y[: delta.size] - start
         return
     scores(x, y, z)
     pulled[:] = F32(0.0)
@@ -94,8 +92,6 @@ def descend(mine, start, rates, steps, scratch, delta):
         add_rows(gram, pulls, keep, z)
         for k in range(UINT(pulled.size)):
             pulled[k] = keep * pulled[k] + pulls[k]
-    for k in range(UINT(pulled.size)):
-        pulled[k] *= rate
+    pulled *= rate
     add_rows(x, pulled, shrink, y)
-    for k in range(delta.size):
-        delta[k] = y[k]
+    delta[:] = y[: delta.size]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from qafel import sim, wire
 from qafel.client import Task
 from qafel.errors import ConfigError
+from qafel.reproduce.problem import InMemory
 from qafel.sim import Settings
 from qafel.tasks.data.table import Table
 from qafel.vectors import Vector
@@ -35,10 +36,8 @@ def settings(chosen: Mapping[str, Any], uploads: int, seed: int) -> Settings:
     return sim.make_settings({**fixed, **chosen, **length})
 
 
-class Logistic:
+class Logistic(InMemory):
     """A learner for the simulator: ridge logistic regression with P full-batch steps."""
-
-    chunks = 1
 
     def __init__(self, table: Table, clients: int = CLIENTS) -> None:
         from qafel.reproduce import kernels
@@ -58,7 +57,7 @@ class Logistic:
         self.rows = np.array_split(np.arange(len(table.y)), clients)
         self.rates = np.array([RATE, 1 - RATE * self.ridge, (1 - RATE * self.ridge) ** STEPS - 1], np.float32)
         self.people = self._padded(max(map(len, self.rows)))
-        self.mine = [tuple(part[client] for part in self.people) for client in range(clients)]
+        self.parts = [tuple(part[client] for part in self.people) for client in range(clients)]
         self.scratch = np.zeros((5, max(self.people[0].shape[2], self.people[2].shape[1])), np.float32)
         self._descend: Any = kernels.descend
 
@@ -75,16 +74,6 @@ class Logistic:
             if small:
                 grams[client, : len(mine), : len(mine)] = RATE * self.x64[mine] @ self.x64[mine].T
         return x, grams, signs, np.array([1 / len(mine) for mine in self.rows], np.float32)
-
-    def prepare(self) -> None:
-        """Nothing to prepare."""
-
-    def release(self) -> None:
-        """Nothing to release."""
-
-    def samples(self, client: int) -> Any:
-        """The samples of a client."""
-        return self.mine[client]
 
     def delta(self, task: Task, samples: Any) -> Vector:
         """y_P − y_0."""

@@ -9,7 +9,7 @@ f ≥ 0, so F* ≤ f(x⁰) = log 2. Rates are of the order of the complexity cor
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -34,18 +34,34 @@ BITS = (2, 3, 4, 6, 8)
 STEPS, QUICK_STEPS = (250, 1000, 4000), (250, 1000)
 
 
-class Problem:
-    """A learner for the simulator; every client has labels of its own."""
+class InMemory:
+    """A learner for the simulator that needs no preparation."""
 
     chunks = 1
+    parts: Any
+    """The samples, by client."""
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    def release(self) -> None:
+        """Nothing to release."""
+
+    def samples(self, client: int) -> Any:
+        """The samples of a client."""
+        return self.parts[client]
+
+
+class Problem(InMemory):
+    """A learner for the simulator; every client has labels of its own."""
 
     def __init__(self, rate: float, seed: int = 0) -> None:
         rng = generator(seed, "theory")
         x = rng.standard_normal((CLIENTS, SAMPLES, SIZE))
         x /= np.linalg.norm(x, axis=2, keepdims=True)
         truth = rng.standard_normal(SIZE) + rng.standard_normal((CLIENTS, SIZE))
-        self.signs = np.where(np.einsum("nik,nk->ni", x, truth) > 0, 1.0, -1.0)
-        self.signed = x * self.signs[..., None]
+        signs = np.where(np.einsum("nik,nk->ni", x, truth) > 0, 1.0, -1.0)
+        self.parts = self.signed = x * signs[..., None]
         self.flat = self.signed.reshape(-1, SIZE)
         self.rate, self.clients, self.held_out = rate, CLIENTS, CLIENTS * SAMPLES
         self.x: Vector = np.zeros(SIZE, np.float32)
@@ -55,16 +71,6 @@ class Problem:
     def smoothness(self) -> float:
         """L: the largest λ_max/4 over the clients."""
         return max(float(np.linalg.eigvalsh(a.T @ a / SAMPLES)[-1]) / 4 for a in self.signed)
-
-    def prepare(self) -> None:
-        """Nothing to prepare."""
-
-    def release(self) -> None:
-        """Nothing to release."""
-
-    def samples(self, client: int) -> Any:
-        """The samples of a client, each times its sign."""
-        return self.signed[client]
 
     def delta(self, task: Task, samples: Any) -> Vector:
         """P steps, one sample each."""
@@ -112,51 +118,39 @@ def rates(steps: int) -> tuple[float, float]:
     """(η_ℓ, η_g) of the complexity corollary, as large as the condition allows for 2 bits and the shortest
     run.
     """
-    local, server = formulas.complexity_rates(STEPS[0], LOCAL_STEPS, BUFFER)
-    coarsest = _as_theorem(quantizers("both", BITS[0]), STEPS[0], 0, (local, server))
-    return CAUTION * formulas.largest_local_rate(coarsest) * math.sqrt(STEPS[0] / steps), server
+    plain = formulas.complexity_rates(STEPS[0], LOCAL_STEPS, BUFFER)
+    coarsest = setting(quantizers("both", BITS[0]), STEPS[0], 0, plain)
+    return CAUTION * formulas.largest_local_rate(coarsest) * math.sqrt(STEPS[0] / steps), plain[1]
 
 
-def measure(chosen: Mapping[str, str], steps: int, seed: int) -> Measured:
+def measure(
+    chosen: Mapping[str, str], steps: int, seed: int, tell: Callable[[int], None] = lambda _: None
+) -> Measured:
     """One run of the real server and clients."""
     local, server = rates(steps)
     problem = Problem(local)
-    chosen_too = {
-        "momentum": 0.0,
-        "server_rate": server,
-        "buffer_size": BUFFER,
-        "rate": RATE,
-        "uploads": steps * BUFFER,
-        "evaluate_every": steps * BUFFER,
-        "seed": seed,
-    }
+    fixed = {"momentum": 0.0, "server_rate": server, "buffer_size": BUFFER, "rate": RATE, "seed": seed}
+    length = {"uploads": steps * BUFFER, "evaluate_every": steps * BUFFER}
     gradients, errors = [problem.gradient(problem.x)], [0.0]
 
     def record(run: Simulation) -> None:
         if run.server.hidden.version == len(gradients):
             gradients.append(problem.gradient(run.x))
             errors.append(run.tracker.totals.residual**2)
+            if len(gradients) % 100 == 0:
+                tell(run.tracker.totals.uploads)
 
-    run = Simulation(make_settings({**chosen, **chosen_too}), problem, workers=1, progress=record)
+    run = Simulation(make_settings({**chosen, **fixed, **length}), problem, workers=1, progress=record)
     run_to_the_end(run)
-    return Measured(
-        statistics.fmean(gradients[:steps]),
-        statistics.fmean(errors),
-        max(run.tracker.totals.staleness),
-        gradients,
-        errors,
-    )
+    means = statistics.fmean(gradients[:steps]), statistics.fmean(errors)
+    return Measured(*means, max(run.tracker.totals.staleness), gradients, errors)
 
 
-def setting(chosen: Mapping[str, str], steps: int, staleness: int) -> formulas.Setting:
-    """The run as a setting of the theorem."""
-    return _as_theorem(chosen, steps, staleness, rates(steps))
-
-
-def _as_theorem(
-    chosen: Mapping[str, str], steps: int, staleness: int, both: tuple[float, float]
+def setting(
+    chosen: Mapping[str, str], steps: int, staleness: int, both: tuple[float, float] | None = None
 ) -> formulas.Setting:
-    local, server = both
+    """The run as a setting of the theorem; ``both`` are its rates, by default ``rates``."""
+    local, server = both or rates(steps)
     plain = formulas.Setting(
         smoothness=Problem(local).smoothness,
         variance=1.0,

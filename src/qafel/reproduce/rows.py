@@ -1,16 +1,27 @@
-"""Rows of the paper's tables from runs, next to the paper's own numbers."""
+"""The runs of some cells under one protocol, and rows of tables from them, next to the paper's numbers."""
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from qafel.reproduce import cells
 from qafel.reproduce.cells import Cell
+from qafel.reproduce.study import Options, Study, finish
 from qafel.runs.result import Result, mean_std
 from qafel.sim.batch import Diverged, Outcome
+from qafel.sim.comparison import both_reached, reached
 
+DATA = "faces"
+PAIRED = 5
+"""Seeds of cells that are compared with FedBuff seed by seed; the others have three."""
 Pair = tuple[float, float]
+Interval = tuple[float, float, float]
+"""Mean, low, high."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,53 +55,39 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Our uploads in the paper's accounting."""
     formula_mb_down: float | None
 
+    def limited(self, max_uploads: int) -> float:
+        """Uploads to the target in thousands; a run that never reached it counts with ``max_uploads``."""
+        return statistics.fmean((max_uploads if u is None else u) / 1000 for u in self.uploads)
+
 
 def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
     """The row of a cell, from its runs in the order of their seeds."""
     runs = [outcome for outcome in outcomes if isinstance(outcome, Result)]
-    sentences = [outcome.sentence for outcome in outcomes if isinstance(outcome, Diverged)]
-    there = [run.summary.target for run in runs if run.summary.target]
-    uploads = [_uploads(outcome) for outcome in outcomes]
+    targets = [reached(outcome) for outcome in outcomes]
+    there = [target for target in targets if target]
     thousands = mean_std([target["uploads"] / 1000 for target in there])
-    mean, steps = 1000 * thousands[0], 1000 * thousands[0] / 10
-    sizes = cell.sizes
+    sizes, paper = cell.sizes, cell.paper
     return Row(
         name=cell.name,
         label=cell.label,
         runs=len(outcomes),
         reached=len(there),
-        diverged=sentences[0] if sentences else None,
-        uploads=uploads,
+        diverged=next((outcome.sentence for outcome in outcomes if isinstance(outcome, Diverged)), None),
+        uploads=[int(target["uploads"]) if target else None for target in targets],
         best_accuracy=[run.best_accuracy for run in runs],
         thousands=thousands,
-        kb_up=_mean([r.summary.bytes_up / r.summary.uploads / 1000 for r in runs]),
-        kb_down=_mean([r.summary.bytes_down / max(1, r.summary.version) / 1000 for r in runs]),
+        kb_up=mean_std([r.summary.bytes_up / r.summary.uploads / 1000 for r in runs])[0],
+        kb_down=mean_std([r.summary.bytes_down / max(1, r.summary.version) / 1000 for r in runs])[0],
         mb_up=mean_std([target["bytes_up"] / 1e6 for target in there]),
         mb_down=mean_std([target["bytes_down"] / 1e6 for target in there]),
-        paper_thousands=cell.paper,
+        paper_thousands=paper,
         paper_kb_up=sizes[0] / 1000 if sizes else None,
         paper_kb_down=sizes[1] / 1000 if sizes else None,
-        paper_mb_up=cell.paper[0] * sizes[0] / 1000 if sizes and cell.paper else None,
-        paper_mb_down=cell.paper[0] * sizes[1] / 10_000 if sizes and cell.paper else None,
-        formula_mb_up=mean * sizes[0] / 1e6 if sizes else None,
-        formula_mb_down=steps * sizes[1] / 1e6 if sizes else None,
+        paper_mb_up=paper[0] * sizes[0] / 1000 if sizes and paper else None,
+        paper_mb_down=paper[0] * sizes[1] / 10_000 if sizes and paper else None,
+        formula_mb_up=1000 * thousands[0] * sizes[0] / 1e6 if sizes else None,
+        formula_mb_down=1000 * thousands[0] / 10 * sizes[1] / 1e6 if sizes else None,
     )
-
-
-def seeds(cell: str, runs: Iterable[str]) -> list[str]:
-    """The names of a cell's runs, in the order of their seeds."""
-    mine = [name for name in runs if name.rpartition("-seed")[0] == cell]
-    return sorted(mine, key=lambda name: int(name.rpartition("-seed")[2]))
-
-
-def _uploads(outcome: Outcome) -> int | None:
-    if isinstance(outcome, Diverged) or outcome.summary.target is None:
-        return None
-    return int(outcome.summary.target["uploads"])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else math.nan
 
 
 class Paired(msgspec.Struct, frozen=True):
@@ -98,37 +95,19 @@ class Paired(msgspec.Struct, frozen=True):
 
     name: str
     seeds: int
-    uploads: tuple[float, float, float]
-    """Uploads over FedBuff's: mean, low, high."""
-    mb_up: tuple[float, float, float]
+    uploads: Interval
+    """Uploads over FedBuff's."""
+    mb_up: Interval
     """How many times fewer MB."""
-    mb_down: tuple[float, float, float]
+    mb_down: Interval
 
 
-def paired(mine: Sequence[Outcome], fedbuff: Sequence[Outcome], name: str) -> Paired:
-    """Seed by seed, where both reached the target."""
-    both = [
-        (a.summary.target, b.summary.target)
-        for a, b in zip(mine, fedbuff, strict=False)
-        if isinstance(a, Result) and isinstance(b, Result) and a.summary.target and b.summary.target
-    ]
-    return Paired(
-        name,
-        len(both),
-        interval([a["uploads"] / b["uploads"] for a, b in both]),
-        interval([b["bytes_up"] / a["bytes_up"] for a, b in both]),
-        interval([b["bytes_down"] / a["bytes_down"] for a, b in both]),
-    )
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
+def interval(values: Sequence[float]) -> Interval:
     """Mean and Student's 95 % confidence interval; NaN where there are too few values."""
-    if not values:
-        return math.nan, math.nan, math.nan
-    mean = statistics.fmean(values)
-    if len(values) == 1:
+    mean, deviation = mean_std(values)
+    if len(values) < 2:
         return mean, math.nan, math.nan
-    half = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = student(len(values) - 1) * deviation / math.sqrt(len(values))
     return mean, mean - half, mean + half
 
 
@@ -147,3 +126,81 @@ def student(freedom: int, level: float = 0.975) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if below(middle) < level else (low, middle)
     return low
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The outcomes of every cell, in the order of their seeds."""
+
+    data: str
+    folder: Path
+    shared: Mapping[str, Any]
+    """Settings that all cells share."""
+    outcomes: Mapping[str, Sequence[Outcome]]
+
+    def rows(self, chosen: Iterable[Cell], max_seeds: int | None = None) -> list[Row]:
+        """Table rows from the first ``max_seeds`` seeds: the same seeds in every row."""
+        return [row(cell, self.outcomes[cell.name][:max_seeds]) for cell in chosen]
+
+    def paired(self, cell: str, reference: str = "fedbuff") -> Paired:
+        """A cell against a reference cell, seed by seed, where both reached the target."""
+        both = both_reached(self.outcomes[cell], self.outcomes[reference])
+        return Paired(
+            cell,
+            len(both),
+            interval([a["uploads"] / b["uploads"] for a, b in both]),
+            interval([b["bytes_up"] / a["bytes_up"] for a, b in both]),
+            interval([b["bytes_down"] / a["bytes_down"] for a, b in both]),
+        )
+
+    @property
+    def goal(self) -> str:
+        """The data and the target, for titles."""
+        return f"{self.data}, to {100 * self.shared['target']:.0f} % accuracy on held-out samples"
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for every run that did not reach the target."""
+        notes = []
+        for cell, outcomes in self.outcomes.items():
+            for seed, outcome in enumerate(outcomes):
+                name = f"{cell}-seed{seed}"
+                if isinstance(outcome, Diverged):
+                    notes.append(f"{name} diverged: {outcome.sentence}")
+                elif outcome.summary.target is None:
+                    notes.append(
+                        f"{name} did not reach {100 * self.shared['target']:.0f} % in "
+                        f"{outcome.summary.uploads:,} uploads (best {100 * outcome.best_accuracy:.1f} %); "
+                        "it is left out of the means, and counts with all of them in the claims"
+                    )
+        return notes
+
+    def finish(self, name: str, *, numbers: Mapping[str, Any], **results: Any) -> Study:
+        """The study, with its protocol and the commits that the runs were made at."""
+        runs = [run for outcomes in self.outcomes.values() for run in outcomes if isinstance(run, Result)]
+        commits = sorted({str(run.summary.provenance["commit"]) for run in runs})
+        origin = {"protocol": self.shared, "commits of the runs": commits}
+        return finish(name, self.folder, data=self.data, numbers={**origin, **numbers}, **results)
+
+
+def run_cells(
+    options: Options,
+    chosen: Sequence[Cell],
+    *,
+    paired: Collection[str] = (),
+    uploads: tuple[int, int] = cells.MAX_UPLOADS,
+) -> Runs:
+    """Run the cells; those named in ``paired`` have at least five seeds, if it need not be quick."""
+    data = options.data or DATA
+    folder = options.folder(data)
+    shared = cells.base(data, quick=options.quick, changes=options.changes, uploads=uploads)
+    more = options.seeds if options.quick else max(options.seeds, PAIRED)
+    seeds = {cell.name: range(more if cell.name in paired else options.seeds) for cell in chosen}
+    wanted = {
+        f"{cell.name}-seed{seed}": cells.chosen(cell, shared, seed)
+        for cell in chosen
+        for seed in seeds[cell.name]
+    }
+    found = options.run(wanted, folder)
+    outcomes = {name: [found[f"{name}-seed{seed}"] for seed in mine] for name, mine in seeds.items()}
+    return Runs(data, folder, shared, outcomes)

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,23 +11,22 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from qafel import report
 from qafel.files import write, write_json
 from qafel.records import finite, provenance
-from qafel.reproduce.claims import Claim
-from qafel.sim import Settings
+from qafel.sim import PACKAGES, Settings
 from qafel.sim.batch import Outcome, State, Tell, in_parallel, run_all
 
-PACKAGES = ("qafel", "numpy", "numba", "torch")
 Value = TypeVar("Value")
 
 
 class Computation(msgspec.Struct, Generic[Value], frozen=True):
-    """A run whose result is kept as one JSON file."""
+    """A run whose result is kept as one JSON file for every seed."""
 
     uploads: int
     """Uploads in total, for the progress bar."""
-    call: Callable[[Callable[[int], None]], Value]
-    """Returns the result; the argument is called with the uploads done so far."""
+    call: Callable[[int, Callable[[int], None]], Value]
+    """Returns the result with a seed; the second argument is called with the uploads done so far."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Options:
     quick: bool = False
     jobs: int | None = None
     out: Path | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
     tell: Callable[[str, float], None] = lambda _what, _share: None
     """Progress callback: what is being done, and the share of the work that is done."""
 
@@ -54,18 +53,24 @@ class Options:
         return run_all(wanted, folder / "runs", jobs=self.jobs, tell=tell)
 
     def compute(
-        self, tasks: Mapping[str, Computation[Value]], folder: Path, kind: type[Value]
-    ) -> dict[str, Value]:
-        """Compute what has no file in ``folder`` yet, several at a time, and return all results by name."""
+        self, cells: Mapping[str, Computation[Value]], folder: Path, kind: type[Value]
+    ) -> dict[str, list[Value]]:
+        """Compute what has no file in ``folder`` yet, several at a time; return the results of all seeds."""
         folder.mkdir(parents=True, exist_ok=True)
-        files = {name: folder / f"{name}.json" for name in tasks}
+        names = {cell: [f"{cell}-seed{seed}" for seed in range(self.seeds)] for cell in cells}
         missing = {
-            name: partial(_compute, name, task, files[name])
-            for name, task in tasks.items()
-            if not files[name].exists()
+            name: partial(_compute, name, cells[cell], seed, folder / f"{name}.json")
+            for cell, mine in names.items()
+            for seed, name in enumerate(mine)
+            if not (folder / f"{name}.json").exists()
         }
-        in_parallel(missing, self.jobs, self._progress({name: task.uploads for name, task in tasks.items()}))
-        return {name: msgspec.json.decode(file.read_bytes(), type=kind) for name, file in files.items()}
+        totals = {name: cells[cell].uploads for cell, mine in names.items() for name in mine}
+        in_parallel(missing, self.jobs, self._progress(totals))
+        decode = msgspec.json.Decoder(kind).decode
+        return {
+            cell: [decode((folder / f"{name}.json").read_bytes()) for name in mine]
+            for cell, mine in names.items()
+        }
 
     def _progress(self, totals: Mapping[str, int]) -> Tell:
         """A callback that turns the states of parallel runs into one progress bar."""
@@ -79,9 +84,17 @@ class Options:
         return tell
 
 
-def _compute(name: str, task: Computation[Any], file: Path, tell: Tell) -> None:
-    write_json(file, task.call(lambda uploads: tell(State(name, uploads, 0.0))))
+def _compute(name: str, task: Computation[Any], seed: int, file: Path, tell: Tell) -> None:
+    write_json(file, task.call(seed, lambda uploads: tell(State(name, uploads, 0.0))))
     tell(State(name, task.uploads, 0.0, finished=True))
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A claim, whether it held, and the numbers."""
+
+    text: str
+    held: bool
+    numbers: str
 
 
 class Printed(msgspec.Struct, frozen=True):
@@ -90,6 +103,11 @@ class Printed(msgspec.Struct, frozen=True):
     title: str
     columns: list[str]
     rows: list[list[str]]
+
+    @classmethod
+    def of(cls, title: str, columns: report.Columns, records: Iterable[Any]) -> "Printed":
+        """The table of some records."""
+        return cls(title, list(columns), report.cells(columns, records))
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,41 +128,36 @@ def finish(
     folder: Path,
     *,
     data: str,
-    tables: Sequence[Printed],
-    claims: Sequence[Claim],
+    tables: list[Printed],
+    claims: list[Claim],
     numbers: Mapping[str, Any],
     notes: Sequence[str] = (),
     figures: Sequence[Path] = (),
 ) -> Study:
     """Write JSON, CSV and Markdown beside the figures, and return the study."""
     folder.mkdir(parents=True, exist_ok=True)
-    body = {
-        "study": name,
-        "data": data,
-        "claims": claims,
-        "numbers": numbers,
-        "notes": list(notes),
-        **provenance(*PACKAGES),
-    }
-    files = [folder / f"{name}.json", *(folder / f"{name}{_suffix(k)}.csv" for k in range(len(tables)))]
-    write_json(files[0], body)
-    for path, table in zip(files[1:], tables, strict=True):
-        write(path, _csv(table).encode(), sync=False)
-    files.append(folder / f"{name}.md")
+    result, page = folder / f"{name}.json", folder / f"{name}.md"
+    sheets = [folder / (f"{name}-{k}.csv" if k > 1 else f"{name}.csv") for k in range(1, len(tables) + 1)]
     study = Study(
         name=name,
         data=data,
-        tables=list(tables),
-        claims=list(claims),
+        tables=tables,
+        claims=claims,
         numbers=finite(msgspec.to_builtins(numbers)),
         notes=list(notes),
-        files=[str(path) for path in (*files, *figures)],
+        files=[str(path) for path in (result, *sheets, page, *figures)],
     )
-    write(files[-1], markdown(study, [path.name for path in figures]).encode(), sync=False)
+    told = {"data": data, "claims": claims, "numbers": study.numbers, "notes": study.notes}
+    write_json(result, {"study": name, **told, **provenance(*PACKAGES)})
+    for path, table in zip(sheets, tables, strict=True):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([table.columns, *table.rows])
+        write(path, text.getvalue().encode(), sync=False)
+    write(page, _markdown(study, figures).encode(), sync=False)
     return study
 
 
-def markdown(study: Study, figures: Sequence[str] = ()) -> str:
+def _markdown(study: Study, figures: Sequence[Path]) -> str:
     """The study as a page: tables, claims and figures."""
     lines = []
     for table in study.tables:
@@ -154,22 +167,10 @@ def markdown(study: Study, figures: Sequence[str] = ()) -> str:
     lines += ["| claim | here | numbers |", "|---|---|---|"]
     lines += [f"| {c.text} | {'held' if c.held else '**not held**'} | {c.numbers} |" for c in study.claims]
     lines += ["", *(f"- {note}" for note in study.notes)]
-    lines += ["", *(f"![{name}]({name})" for name in figures if name.endswith(".png"))]
+    lines += ["", *(f"![{path.name}]({path.name})" for path in figures if path.suffix == ".png")]
     return "\n".join(lines).strip() + "\n"
 
 
 def plus_minus(pair: tuple[float, float], digits: int) -> str:
     """Mean ± standard deviation."""
     return f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}" if math.isfinite(pair[0]) else "–"
-
-
-def _suffix(k: int) -> str:
-    return "" if k == 0 else f"-{k + 1}"
-
-
-def _csv(table: Printed) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table.columns)
-    writer.writerows(table.rows)
-    return text.getvalue()

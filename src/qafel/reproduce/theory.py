@@ -2,26 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from qafel import report
 from qafel import theory as formulas
-from qafel.reproduce import figures
-from qafel.reproduce.claims import Claim
-from qafel.reproduce.problem import (
-    BITS,
-    BUFFER,
-    QUICK_STEPS,
-    STEPS,
-    Measured,
-    measure,
-    quantizers,
-    setting,
-)
-from qafel.reproduce.study import Computation, Options, Printed, Study, finish
+from qafel.reproduce import figures, problem
+from qafel.reproduce.problem import BITS, Measured, quantizers
+from qafel.reproduce.study import Claim, Computation, Options, Printed, Study, finish
 
 SIDES = ("both", "client", "server")
 TERMS = ("client_quantization", "server_quantization", "cross")
@@ -33,17 +23,15 @@ Cells = dict[str, tuple[dict[str, str], int]]
 def theory(options: Options) -> Study:
     """R and ‖x − x̂‖² against the bound, term by term, for several bits, sides and T."""
     folder = options.folder("theory")
-    lengths = QUICK_STEPS if options.quick else STEPS
+    lengths = problem.QUICK_STEPS if options.quick else problem.STEPS
     cells = _cells(lengths)
-    seeds = range(options.seeds)
     tasks = {
-        f"{name}-seed{seed}": Computation(steps * BUFFER, partial(_measure, chosen, steps, seed))
+        name: Computation(steps * problem.BUFFER, partial(problem.measure, chosen, steps))
         for name, (chosen, steps) in cells.items()
-        for seed in seeds
     }
     measured = options.compute(tasks, folder / "theory", Measured)
-    runs = {name: [measured[f"{name}-seed{seed}"] for seed in seeds] for name in cells}
-    analysis = Analysis(cells, runs, lengths)
+    beside = {name: Beside(name, *cell, measured[name]) for name, cell in cells.items()}
+    analysis = Analysis(beside, lengths)
     return finish(
         "theory",
         folder,
@@ -58,135 +46,88 @@ def theory(options: Options) -> Study:
 def _cells(lengths: Sequence[int]) -> Cells:
     """All bits and sides at the largest T; FedBuff and 2 bits at every T."""
     last = lengths[-1]
-    cells: Cells = {
-        f"{side}-{bits}-T{last}": (quantizers(side, bits), last) for side in SIDES for bits in BITS
-    }
+    cells = {f"{side}-{bits}-T{last}": (quantizers(side, bits), last) for side in SIDES for bits in BITS}
     for steps in lengths:
-        cells[f"fedbuff-T{steps}"] = (
-            {"client_quantizer": "identity", "server_quantizer": "identity"},
-            steps,
-        )
-        for side in SIDES:
-            cells[f"{side}-2-T{steps}"] = quantizers(side, 2), steps
+        exact = {"client_quantizer": "identity", "server_quantizer": "identity"}
+        cells[f"fedbuff-T{steps}"] = exact, steps
+        cells |= {f"{side}-2-T{steps}": (quantizers(side, 2), steps) for side in SIDES}
     return cells
 
 
-def _measure(chosen: dict[str, str], steps: int, seed: int, tell: Callable[[int], None]) -> Measured:
-    del tell
-    return measure(chosen, steps, seed)
+class Beside:
+    """The runs of a cell beside the bound of the theorem."""
 
-
-@dataclass(frozen=True)
-class Analysis:
-    """Runs beside the bound of the theorem, by cell."""
-
-    cells: Cells
-    runs: Mapping[str, Sequence[Measured]]
-    lengths: Sequence[int]
-
-    @property
-    def last(self) -> int:
-        """The largest T."""
-        return self.lengths[-1]
-
-    @property
-    def base(self) -> str:
-        """FedBuff at the largest T."""
-        return f"fedbuff-T{self.last}"
-
-    @cached_property
-    def settings(self) -> dict[str, formulas.Setting]:
-        """The runs as the theorem describes them."""
-        return {
-            name: setting(chosen, steps, max(run.max_staleness for run in self.runs[name]))
-            for name, (chosen, steps) in self.cells.items()
-        }
-
-    @cached_property
-    def bounds(self) -> dict[str, formulas.Bound]:
-        """The bound on R."""
-        return {name: formulas.bound(s) for name, s in self.settings.items()}
-
-    @cached_property
-    def measured(self) -> dict[str, float]:
+    def __init__(self, name: str, chosen: dict[str, str], steps: int, runs: Sequence[Measured]) -> None:
+        self.name, self.runs = name, runs
+        self.staleness = max(run.max_staleness for run in runs)
+        self.setting = problem.setting(chosen, steps, self.staleness)
+        self.bound = formulas.bound(self.setting)
+        self.gradient = statistics.fmean(run.mean_gradient for run in runs)
         """R, mean over the seeds."""
-        return {name: statistics.fmean(run.mean_gradient for run in runs) for name, runs in self.runs.items()}
-
-    @cached_property
-    def errors(self) -> dict[str, float]:
-        """Mean ‖x − x̂‖² over the seeds."""
-        return {name: statistics.fmean(run.mean_error for run in runs) for name, runs in self.runs.items()}
-
-    @cached_property
-    def limits(self) -> dict[str, float]:
+        self.error = statistics.fmean(run.mean_error for run in runs)
+        """‖x − x̂‖², mean over the seeds."""
+        self.limit = self.bound.server_quantization / (3 * self.setting.smoothness**2)
         """The bound on the mean of ‖x − x̂‖²."""
-        return {
-            name: bound.server_quantization / (3 * self.settings[name].smoothness ** 2)
-            for name, bound in self.bounds.items()
-        }
 
-    @cached_property
-    def excess(self) -> dict[tuple[str, int], float]:
-        """R − R of FedBuff at the largest T, mean over paired seeds, by (side, bits)."""
-        return {
+
+class Analysis:
+    """What follows from all cells together."""
+
+    def __init__(self, cells: Mapping[str, Beside], lengths: Sequence[int]) -> None:
+        self.cells, self.lengths = cells, lengths
+        self.fedbuff = self.at("fedbuff")
+        self.excess = {
             (side, bits): statistics.fmean(
                 mine.mean_gradient - theirs.mean_gradient
-                for mine, theirs in zip(
-                    self.runs[f"{side}-{bits}-T{self.last}"], self.runs[self.base], strict=True
-                )
+                for mine, theirs in zip(self.at(f"{side}-{bits}").runs, self.fedbuff.runs, strict=True)
             )
             for side in SIDES
             for bits in BITS
         }
-
-    @cached_property
-    def terms(self) -> dict[str, list[float]]:
-        """Terms of the bound for 2 bits, at every T."""
-        return {
-            name: [getattr(self.bounds[f"both-2-T{steps}"], name) for steps in self.lengths] for name in TERMS
+        """R − R of FedBuff at the largest T, mean over paired seeds, by (side, bits)."""
+        self.terms = {
+            name: [getattr(cells[f"both-2-T{steps}"].bound, name) for steps in lengths] for name in TERMS
         }
-
-    @cached_property
-    def slopes(self) -> dict[str, float]:
+        """Terms of the bound for 2 bits, at every T."""
+        span = math.log(lengths[-1] / lengths[0])
+        self.slopes = {name: math.log(values[-1] / values[0]) / span for name, values in self.terms.items()}
         """The order of each term in T."""
-        span = math.log(self.lengths[-1] / self.lengths[0])
-        return {name: math.log(values[-1] / values[0]) / span for name, values in self.terms.items()}
+
+    def at(self, name: str) -> Beside:
+        """A cell at the largest T."""
+        return self.cells[f"{name}-T{self.lengths[-1]}"]
 
 
 def _claims(a: Analysis) -> list[Claim]:
-    ratios = [a.measured[name] / a.bounds[name].total for name in a.cells]
+    cells = a.cells.values()
+    ratios = [cell.gradient / cell.bound.total for cell in cells]
+    condition = max(formulas.condition(cell.setting) for cell in cells)
     return [
         Claim(
             "the mean squared gradient norm stays below the theorem's bound in every run's setting",
-            all(a.measured[name] <= a.bounds[name].total for name in a.cells),
-            f"measured/bound from {min(ratios):.1e} to "
-            f"{max(ratios):.1e}; learning-rate condition at most "
-            f"{max(formulas.condition(s) for s in a.settings.values()):.2f} (must be ≤ 1)",
+            all(cell.gradient <= cell.bound.total for cell in cells),
+            f"measured/bound from {min(ratios):.1e} to {max(ratios):.1e}; "
+            f"learning-rate condition at most {condition:.2f} (must be ≤ 1)",
         ),
         Claim(
             "the mean of ‖x − x̂‖² stays below its bound",
             all(
-                a.errors[name] <= a.limits[name]
-                for name in a.cells
-                if "fedbuff" not in name and "client" not in name
+                cell.error <= cell.limit for cell in cells if not cell.name.startswith(("fedbuff", "client"))
             ),
-            ", ".join(
-                f"{name}: {a.errors[name]:.2e} ≤ {a.limits[name]:.2e}"
-                for name in (f"both-2-T{a.last}", f"both-8-T{a.last}")
-            ),
+            ", ".join(f"{c.name}: {c.error:.2e} ≤ {c.limit:.2e}" for c in (a.at("both-2"), a.at("both-8"))),
         ),
         Claim(
             "R_QAFeL → R_FedBuff as bits grow",
             abs(a.excess["both", BITS[-1]]) < abs(a.excess["both", BITS[0]]) / 10,
             ", ".join(f"{bits} bits: {a.excess['both', bits]:+.2e}" for bits in BITS)
-            + f" over R_FedBuff = {a.measured[a.base]:.3e}",
+            + f" over R_FedBuff = {a.fedbuff.gradient:.3e}",
         ),
         Claim(
             "the client's quantizer costs more than the server's at equal bits",
             a.excess["client", 2] > a.excess["server", 2],
             f"2 bits: client {a.excess['client', 2]:+.2e}, server {a.excess['server', 2]:+.2e} "
-            f"(in the bound: {a.bounds[f'client-2-T{a.last}'].client_quantization:.2e} and "
-            f"{a.bounds[f'server-2-T{a.last}'].server_quantization:.2e})",
+            f"(in the bound: {a.at('client-2').bound.client_quantization:.2e} and "
+            f"{a.at('server-2').bound.server_quantization:.2e})",
         ),
         Claim(
             "the server's and the cross term are of smaller order in T than the client's",
@@ -197,34 +138,29 @@ def _claims(a: Analysis) -> list[Claim]:
 
 
 def _table(a: Analysis, seeds: int) -> Printed:
-    terms = list(formulas.Bound.__dataclass_fields__)
-    staleness = max(run.max_staleness for runs in a.runs.values() for run in runs)
-    return Printed(
-        f"R = mean ‖∇f‖² against the bound, mean of {seeds} seeds; staleness up to {staleness}",
-        ["run", "measured R", "bound", *terms, "‖x − x̂‖²", "its bound"],
-        [
-            [
-                name,
-                f"{a.measured[name]:.3e}",
-                f"{a.bounds[name].total:.3e}",
-                *(f"{getattr(a.bounds[name], term):.1e}" for term in terms),
-                f"{a.errors[name]:.1e}",
-                f"{a.limits[name]:.1e}",
-            ]
-            for name in a.cells
-        ],
-    )
+    columns: report.Columns = {
+        "run": "{.name}",
+        "measured R": "{.gradient:.3e}",
+        "bound": "{.bound.total:.3e}",
+        **{term: f"{{.bound.{term}:.1e}}" for term in formulas.Bound.__dataclass_fields__},
+        "‖x − x̂‖²": "{.error:.1e}",
+        "its bound": "{.limit:.1e}",
+    }
+    staleness = max(cell.staleness for cell in a.cells.values())
+    title = f"R = mean ‖∇f‖² against the bound, mean of {seeds} seeds; staleness up to {staleness}"
+    return Printed.of(title, columns, a.cells.values())
 
 
 def _numbers(a: Analysis) -> dict[str, Any]:
+    cells = a.cells
     return {
-        "measured": a.measured,
-        "bounds": {name: {**vars(b), "total": b.total} for name, b in a.bounds.items()},
-        "settings": {name: vars(s) for name, s in a.settings.items()},
-        "errors": a.errors,
-        "error bounds": a.limits,
+        "measured": {name: cell.gradient for name, cell in cells.items()},
+        "bounds": {name: {**vars(c.bound), "total": c.bound.total} for name, c in cells.items()},
+        "settings": {name: vars(cell.setting) for name, cell in cells.items()},
+        "errors": {name: cell.error for name, cell in cells.items()},
+        "error bounds": {name: cell.limit for name, cell in cells.items()},
         "excess over FedBuff by T, 2 bits": {
-            side: [a.measured[f"{side}-2-T{t}"] - a.measured[f"fedbuff-T{t}"] for t in a.lengths]
+            side: [cells[f"{side}-2-T{t}"].gradient - cells[f"fedbuff-T{t}"].gradient for t in a.lengths]
             for side in ("client", "server")
         },
         "orders in T": a.slopes,
@@ -232,15 +168,15 @@ def _numbers(a: Analysis) -> dict[str, Any]:
 
 
 def _draw(a: Analysis, path: Path) -> list[Path]:
-    last = a.last
+    last = a.lengths[-1]
     bits_panel = [
         ("bound, both sides", BITS, [_bound_excess(a, bits) for bits in BITS]),
         *((side, BITS, [abs(a.excess[side, bits]) for bits in BITS]) for side in SIDES),
     ]
     terms_panel = [(name.replace("_", " "), a.lengths, values) for name, values in a.terms.items()]
     error_panel = [
-        *((f"{bits} bits", *_curve(a.runs[f"both-{bits}-T{last}"], last)) for bits in (2, 4, 8)),
-        ("bound, 2 bits", (1, last), (a.limits[f"both-2-T{last}"],) * 2),
+        *((f"{bits} bits", *_curve(a.at(f"both-{bits}").runs, last)) for bits in (2, 4, 8)),
+        ("bound, 2 bits", (1, last), (a.at("both-2").limit,) * 2),
     ]
     return figures.lines(
         path,
@@ -255,7 +191,7 @@ def _draw(a: Analysis, path: Path) -> list[Path]:
 
 def _bound_excess(a: Analysis, bits: int) -> float:
     """How much larger the bound is than FedBuff's at the same staleness."""
-    mine, base = a.bounds[f"both-{bits}-T{a.last}"], a.bounds[a.base]
+    mine, base = a.at(f"both-{bits}").bound, a.fedbuff.bound
     return (mine.total - mine.staleness) - (base.total - base.staleness)
 
 

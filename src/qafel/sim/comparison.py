@@ -1,6 +1,7 @@
 """Runs side by side: one table and one figure, mean ± standard deviation over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -8,13 +9,17 @@ import msgspec
 from qafel import sim
 from qafel.config import ALGORITHMS
 from qafel.errors import ConfigError
-from qafel.runs.result import Result, figure, load, mean_std
+from qafel.runs.result import Result, load, mean_std
 from qafel.sim.settings import Settings, read_settings
 from qafel.sim.simulation import Simulation
 from qafel.tasks.settings import unknown
 
 Groups = dict[str, list[Result]]
-COLUMNS = ("accuracy", "uploads", "bytes_up", "bytes_down", "time")
+Group = Sequence[Settings] | Sequence[Result]
+"""Runs to make, or that have ended."""
+Target = dict[str, float]
+"""What it took to reach the target: uploads, bytes up and down, time."""
+COSTS = ("uploads", "bytes_up", "bytes_down", "time")
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -34,16 +39,15 @@ class Row(msgspec.Struct, frozen=True):
     time: tuple[float, float]
 
 
-def select(names: Sequence[str], changes: Iterable[str], seeds: int) -> dict[str, Path | list[Settings]]:
+def select(names: Sequence[str], changes: Iterable[str], seeds: int) -> dict[str, Group]:
     """What to compare: finished runs by folder, and configs or algorithms, each once per seed."""
     changes = list(changes)
-    groups: dict[str, Path | list[Settings]] = {}
+    groups: dict[str, Group] = {}
     for name in names:
         path = Path(name)
-        what: Path | list[Settings]
+        what: Group
         if path.is_dir() and (name not in ALGORITHMS or (path / "summary.json").exists()):
-            label, what = path.name, path
-            load(path)
+            label, what = path.name, [load(path)]
         else:
             if name in ALGORITHMS:
                 chosen = read_settings(None, [f"algorithm={name}", *changes])
@@ -60,7 +64,7 @@ def select(names: Sequence[str], changes: Iterable[str], seeds: int) -> dict[str
 
 
 def compare(
-    wanted: Mapping[str, Path | list[Settings]],
+    wanted: Mapping[str, Group],
     out: Path,
     *,
     workers: int | None = None,
@@ -68,22 +72,17 @@ def compare(
 ) -> Groups:
     """Run each group in ``out``; finished runs are loaded, interrupted ones are resumed."""
     for name, what in wanted.items():
-        for chosen in [] if isinstance(what, Path) else what:
-            check(chosen, out / f"{name}-seed{chosen.seed}")
-    results: Groups = {}
-    for name, what in wanted.items():
-        if isinstance(what, Path):
-            results[name] = [load(what)]
-            continue
-        results[name] = []
         for chosen in what:
-            folder = out / f"{name}-seed{chosen.seed}"
+            if isinstance(chosen, Settings):
+                check(chosen, out / f"{name}-seed{chosen.seed}")
 
-            def tell(run: Simulation, name: str = f"{name}, seed {chosen.seed}") -> None:
-                progress(name, run)
+    def result(name: str, chosen: Settings | Result) -> Result:
+        if isinstance(chosen, Result):
+            return chosen
+        tell = partial(progress, f"{name}, seed {chosen.seed}")
+        return one(chosen, out / f"{name}-seed{chosen.seed}", workers, tell)
 
-            results[name].append(one(chosen, folder, workers, tell))
-    return results
+    return {name: [result(name, chosen) for chosen in what] for name, what in wanted.items()}
 
 
 def check(chosen: Settings, folder: Path) -> None:
@@ -102,22 +101,27 @@ def one(chosen: Settings, folder: Path, workers: int | None, tell: Callable[[Sim
     return sim.run(chosen, folder, workers=workers, progress=tell)
 
 
+def reached(run: object) -> Target | None:
+    """What it took a run to reach its target; None if it did not, or diverged."""
+    return run.summary.target if isinstance(run, Result) else None
+
+
+def both_reached(mine: Iterable[object], theirs: Iterable[object]) -> list[tuple[Target, Target]]:
+    """What it took two groups of runs, seed by seed, where both reached the target."""
+    pairs = ((reached(a), reached(b)) for a, b in zip(mine, theirs, strict=False))
+    return [(a, b) for a, b in pairs if a and b]
+
+
 def table(results: Groups) -> list[Row]:
     """The rows of the table."""
     return [_row(name, runs) for name, runs in results.items()]
 
 
 def _row(name: str, runs: list[Result]) -> Row:
-    target = runs[0].summary.settings.get("target")
-    there = [run for run in runs if run.summary.target is not None]
-    if target is None:
-        costs = {c: mean_std([getattr(run.summary, c) for run in runs]) for c in COLUMNS[1:]}
-    else:
-        costs = {c: mean_std([(run.summary.target or {})[c] for run in there]) for c in COLUMNS[1:]}
     accuracy = mean_std([run.summary.accuracy for run in runs])
-    return Row(name, len(runs), None if target is None else len(there), accuracy, **costs)
-
-
-def draw(results: Groups, path: Path) -> Path:
-    """The figure."""
-    return figure(results, path)
+    if runs[0].summary.settings.get("target") is None:
+        costs = {cost: mean_std([getattr(run.summary, cost) for run in runs]) for cost in COSTS}
+        return Row(name, len(runs), None, accuracy, **costs)
+    there = [target for run in runs if (target := reached(run))]
+    costs = {cost: mean_std([target[cost] for target in there]) for cost in COSTS}
+    return Row(name, len(runs), len(there), accuracy, **costs)
