@@ -8,23 +8,16 @@ import difflib
 import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from qafel.errors import SpecError
 
 
-class _HasSpec(Protocol):
-    @property
-    def spec(self) -> str: ...
-
-
 class Arguments:
-    """The arguments of one spec. ``parse`` reads a whole spec; it is used to check repaired ones."""
+    """The arguments of one spec. ``nearest`` returns the valid spec that is nearest to a repaired one."""
 
-    def __init__(self, name: str, rest: str, parse: Callable[[str], _HasSpec]) -> None:
-        self.name = name
-        self.rest = rest
-        self.parse = parse
+    def __init__(self, name: str, rest: str, nearest: Callable[[str], str]) -> None:
+        self.name, self.rest, self._nearest = name, rest, nearest
         self.items = [item.strip() for item in rest.split(",")] if rest else []
         self.places: dict[str, int] = {}
 
@@ -37,7 +30,7 @@ class Arguments:
             key, equals, value = (part.strip() for part in item.partition("="))
             if not equals and item in flags:
                 pass
-            elif not equals and place == 0 and argument and (item not in flags):
+            elif not equals and place == 0 and argument:
                 key = argument
             elif key not in options or not value:
                 self.fail(place, *self._repair(key, value, options, flags))
@@ -139,13 +132,8 @@ class Arguments:
 
     def fail_with(self, problem: str, candidate: str) -> NoReturn:
         """Raise SpecError with ``candidate``, or the spec nearest to it if it is not valid either."""
-        try:
-            nearest = self.parse(candidate).spec
-        except SpecError as error:
-            nearest = error.nearest
-        raise SpecError(
-            f"{self.name}:{self.rest}: {problem}" if self.rest else f"{self.name}: {problem}", nearest
-        )
+        given = f"{self.name}:{self.rest}" if self.rest else self.name
+        raise SpecError(f"{given}: {problem}", self._nearest(candidate))
 
     def _number(self, key: str, low: int, high: int, text: str) -> str:
         try:

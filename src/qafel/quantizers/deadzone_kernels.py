@@ -3,14 +3,8 @@
 import numpy as np
 from numba import njit
 
+from qafel.coding.numbers import F32, F64, I16, I32, U64, UINT
 from qafel.coding.simd import LANES, nonzero, zeros_below
-
-F32 = np.float32
-F64 = np.float64
-I16 = np.int16
-I32 = np.int32
-U64 = np.uint64
-UINT = np.uintp
 
 
 @njit(nogil=True, cache=True)

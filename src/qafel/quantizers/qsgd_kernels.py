@@ -10,16 +10,9 @@ from numba import njit
 
 from qafel.coding.bitplanes import GROUP
 from qafel.coding.bitplanes_kernels import invalid_codes, pack, unpack
+from qafel.coding.numbers import F32, F64, I32, U8, U16, U32, UINT
 from qafel.streams.kernels import fill
 from qafel.vector_kernels import squared_norm
-
-F32 = np.float32
-F64 = np.float64
-I32 = np.int32
-U8 = np.uint8
-U16 = np.uint16
-U32 = np.uint32
-UINT = np.uintp
 
 HALF = GROUP // 2
 BLOCK = 8 * GROUP

@@ -8,11 +8,10 @@ largest of four normalised numbers is stored with its position, and only that po
 import numpy as np
 from numba import njit
 
+from qafel.coding.numbers import F32, I32
+from qafel.coding.numbers import UINT as U
 from qafel.tasks.cnn.tile import tile1, tile4, tile5, tile6, tile7, unpool
 
-F32 = np.float32
-I32 = np.int32
-U = np.uintp
 CHANNELS = 32
 EPSILON = F32(1e-5)
 NOWHERE = I32(4)
