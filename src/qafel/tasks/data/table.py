@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError
 from qafel.streams import generator
 from qafel.vectors import Vector
@@ -24,6 +25,8 @@ PARTITIONS = ("natural", "iid", "consecutive", "dirichlet:a", "shards:s", "celeb
 DEFAULT_SHARE = 20
 """The number of samples per client if neither the data nor the settings have a number of clients."""
 MAX_CLASSES = 1_000_000
+
+kernels = Lazy("qafel.tasks.data.kernels")
 
 
 class Population(Protocol):
@@ -94,8 +97,6 @@ class Table:
         """Samples as float32; pixels are mapped to numbers from −1 to 1, with the colours in front."""
         if not self.images:
             return np.ascontiguousarray(self.x[chosen], np.float32)
-        from qafel.tasks.data import kernels
-
         count, height, width, *colours = self.x.shape
         channels = colours[0] if colours else 1
         out = np.empty((len(chosen), channels * height * width), np.float32)
