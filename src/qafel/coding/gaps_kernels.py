@@ -9,18 +9,7 @@ from numba import njit
 
 from qafel.coding.gaps import BITS, BLOCK, SKIP
 from qafel.coding.numbers import I16, I32, U64, UINT
-from qafel.coding.range_coder import (
-    PADDING,
-    TOP,
-    WHOLE,
-    begin,
-    finish,
-    get,
-    is_end,
-    padded,
-    put,
-    read_word,
-)
+from qafel.coding.range_coder import PADDING, TOP, WHOLE, begin, finish, get, is_end, padded, put, read_word
 
 
 @njit(nogil=True, cache=True)

@@ -33,7 +33,6 @@ from importlib.metadata import entry_points
 from typing import ClassVar, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from qafel import vectors
 from qafel.errors import ConfigError, FrameError, SpecError, VectorError
@@ -141,14 +140,10 @@ class Additive(Quantizer):
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """Return the payload of ``x``."""
-        x = self.vector(x)
-        return self.payload(x, seed) if x.size else b""
-
-    def vector(self, x: npt.ArrayLike) -> Vector:
-        """Return ``x`` as a flat float32 vector of the layout's size, or raise VectorError."""
         x = vectors.as_vector(x)
-        self.check_size(x.size)
-        return x
+        if self.layout is not None:
+            self.check_size(x.size)
+        return self.payload(x, seed) if x.size else b""
 
     def check_size(self, size: int) -> None:
         """Raise VectorError if the layout has another size."""
@@ -209,12 +204,10 @@ class Bits(Additive):
         return f"{self.name}:{self.bits}"
 
 
-def finite_vector(x: npt.ArrayLike, size: int | None = None) -> Vector:
-    """Return ``x`` as a flat float32 vector; raise VectorError if a coordinate is not finite."""
-    vector = vectors.as_vector(x, size)
-    if not vectors.is_finite(vector):
-        raise vectors.not_finite(vector)
-    return vector
+def check_finite(x: Vector) -> None:
+    """Raise VectorError if a coordinate is not finite."""
+    if not vectors.is_finite(x):
+        raise vectors.not_finite(x)
 
 
 def finite_payload(values: Vector) -> Vector:

@@ -49,10 +49,12 @@ class Coded(Additive):
     """A payload is a head of fixed length, then a coded integer for every coordinate."""
 
     head_bytes: ClassVar[int]
+    largest: ClassVar[int]
 
-    @abstractmethod
     def max_integer(self, size: int) -> int:
         """Return the largest magnitude that an integer can have."""
+        del size
+        return self.largest
 
     @property
     def rows(self) -> Rows | None:
@@ -150,7 +152,8 @@ class Stepped(Coded):
     def encode_add(self, x: Vector, seed: int, out: Vector) -> bytes:
         """Return the payload, and add what it stands for without reading it again."""
         vectors.check_target(out)
-        x = self.vector(x)
+        x = vectors.as_vector(x)
+        self.check_size(x.size)
         if not x.size:
             return b""
         payload, q = self._encode(x, seed)

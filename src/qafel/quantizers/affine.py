@@ -20,7 +20,7 @@ from qafel.coding.integers import Bytes
 from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_ranges
 from qafel.errors import FrameError
-from qafel.quantizers._base import Bits, finite_payload, finite_vector, register_quantizer
+from qafel.quantizers._base import Bits, check_finite, finite_payload, register_quantizer
 from qafel.quantizers._scaled import LARGEST
 from qafel.vectors import Layout, Vector
 
@@ -78,7 +78,7 @@ class Affine(Bits):
     def payload(self, x: Vector, seed: int) -> bytes:
         """Return the payloads of the tensors."""
         del seed
-        x = finite_vector(x)
+        check_finite(x)
         places = self.tensors(x.size)
         return b"".join([self._encode(x[p]) if quantized else x[p].tobytes() for p, quantized in places])
 

@@ -65,7 +65,8 @@ class Deadzone(Stepped):
         def nmse(length: float) -> float:
             step = self.limited(length, normalised)
             counts, sums = _cells(some, step)
-            levels = _levels(_places(counts, sums), len(counts))
+            levels = np.empty(len(counts))
+            kernels.levels(_places(counts, sums), ROUNDING, 1.0, levels)
             taken = (2 * sums - counts * levels) @ levels
             return 1 - float(step) ** 2 * float(taken) / power
 
@@ -124,12 +125,3 @@ def _places(counts: Any, sums: Any) -> Any:
     within = np.concatenate([inside[1:PLACES], [inside[PLACES:-1].sum()]])
     mean = np.divide(within, many, out=np.full(PLACES, 0.5), where=many > 0)
     return np.clip(np.floor(mean * 256), 0, 255).astype(np.uint8)
-
-
-def _levels(places: Any, count: int) -> Any:
-    """Return the values of the integers 0, 1, 2, …, in steps."""
-    k = np.arange(count)
-    inside = (np.asarray(places, np.float64) + 0.5) / 256
-    levels = k - float(ROUNDING) + inside[np.clip(k - 1, 0, PLACES - 1)]
-    levels[0] = 0.0
-    return levels

@@ -10,7 +10,7 @@ from qafel.coding.integers import encode_integers
 from qafel.coding.lazy import Lazy
 from qafel.errors import FrameError
 from qafel.quantizers import _scaled
-from qafel.quantizers._base import Additive, NoArguments, finite_payload, finite_vector, register_quantizer
+from qafel.quantizers._base import Additive, NoArguments, check_finite, finite_payload, register_quantizer
 from qafel.quantizers._coded import Coded
 from qafel.quantizers.qsgd import QSGD
 from qafel.streams import keys
@@ -45,7 +45,8 @@ class Identity(NoArguments, Additive):
     def payload(self, x: Vector, seed: int) -> bytes:
         """Return the bytes of the vector."""
         del seed
-        return finite_vector(x).tobytes()
+        check_finite(x)
+        return x.tobytes()
 
     def decode(self, data: bytes, size: int) -> Vector:
         """Return the vector with every bit, that of a negative zero included."""
@@ -80,7 +81,8 @@ class Sign(NoArguments, Additive):
     def payload(self, x: Vector, seed: int) -> bytes:
         """Return the mean, then the bits."""
         del seed
-        mean = np.float32(np.abs(finite_vector(x)).mean(dtype=np.float64))
+        check_finite(x)
+        mean = np.float32(np.abs(x).mean(dtype=np.float64))
         return mean.tobytes() + np.packbits(x < 0, bitorder="little").tobytes()
 
     def add(self, data: bytes, weight: np.float32, out: Vector) -> None:
@@ -104,16 +106,11 @@ class Ternary(NoArguments, Coded):
 
     name = example = "ternary"
     unbiased = True
-    head_bytes = 4
+    head_bytes, largest = 4, 1
 
     def omega(self, size: int) -> float:
         """Return (√d − 1)/2, attained."""
         return PLAIN.omega(size)
-
-    def max_integer(self, size: int) -> int:
-        """Return 1."""
-        del size
-        return 1
 
     def payload(self, x: Vector, seed: int) -> bytes:
         """Return the largest magnitude, then the integers."""
@@ -139,16 +136,11 @@ class Natural(NoArguments, Coded):
 
     name = example = "natural"
     unbiased = True
-    head_bytes = 4
+    head_bytes, largest = 4, MAX_OCTAVES
 
     def omega(self, size: int) -> float:
         """Return 1/8, the maximum of (2 − m)·(m − 1)/m², attained at the mantissa m = 4/3."""
         return 0.125 if size else 0.0
-
-    def max_integer(self, size: int) -> int:
-        """Return the number of octaves."""
-        del size
-        return MAX_OCTAVES
 
     def payload(self, x: Vector, seed: int) -> bytes:
         """Return the exponents, then the integers."""

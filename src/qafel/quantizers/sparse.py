@@ -16,7 +16,7 @@ from qafel import vectors
 from qafel.coding.lazy import Lazy
 from qafel.coding.rice import Indices, decode_indices, encode_indices, max_index_bytes
 from qafel.errors import VectorError
-from qafel.quantizers._base import Quantizer, finite_payload, finite_vector, register_quantizer
+from qafel.quantizers._base import Quantizer, check_finite, finite_payload, register_quantizer
 from qafel.quantizers._spec import Arguments
 from qafel.streams import MASK, keys
 from qafel.vectors import Vector
@@ -104,7 +104,8 @@ class TopK(Sparse):
     def encode(self, x: Vector, seed: int) -> bytes:
         """Return the positions, then the values."""
         del seed
-        x = finite_vector(x)
+        x = vectors.as_vector(x)
+        check_finite(x)
         indices = largest(x, self.kept(x.size))
         return encode_indices(indices, x.size) + x[indices].tobytes()
 
@@ -161,7 +162,8 @@ class RandK(Sparse):
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """Return the seed of the positions, then the values."""
-        x = finite_vector(x)
+        x = vectors.as_vector(x)
+        check_finite(x)
         head = (int(seed) & MASK).to_bytes(SEED_BYTES, "little")
         values = x[self.positions(head, x.size)]
         if self.scaled and values.size:

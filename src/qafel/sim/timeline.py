@@ -73,11 +73,7 @@ class Timeline:
     """An iterator of events."""
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        clients: int,
-        durations: Callable[[int], Times] | None = None,
+        self, settings: Settings, *, clients: int, durations: Callable[[int], Times] | None = None
     ) -> None:
         """``durations(block)``, if given, are the training times of a block's tasks in order."""
         seed, mode = settings.seed, settings.arrival_process

@@ -13,12 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from qafel.errors import ConfigError
 from qafel.tasks import cnn, models
+from qafel.tasks.models import Tensor, functional, nn, torch
 from qafel.vectors import Vector
 
 Labels = npt.NDArray[np.int64]
