@@ -1,6 +1,7 @@
 """Runs side by side: one table and one figure, mean ± standard deviation over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -72,17 +73,10 @@ def compare(
             check(chosen, out / f"{name}-seed{chosen.seed}")
     results: Groups = {}
     for name, what in wanted.items():
-        if isinstance(what, Path):
-            results[name] = [load(what)]
-            continue
-        results[name] = []
-        for chosen in what:
-            folder = out / f"{name}-seed{chosen.seed}"
-
-            def tell(run: Simulation, name: str = f"{name}, seed {chosen.seed}") -> None:
-                progress(name, run)
-
-            results[name].append(one(chosen, folder, workers, tell))
+        results[name] = [load(what)] if isinstance(what, Path) else []
+        for chosen in [] if isinstance(what, Path) else what:
+            tell = partial(progress, f"{name}, seed {chosen.seed}")
+            results[name].append(one(chosen, out / f"{name}-seed{chosen.seed}", workers, tell))
     return results
 
 
