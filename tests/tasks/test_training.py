@@ -1,5 +1,7 @@
 """Gradients and local training: the kernel equals PyTorch, local SGD equals torch.optim's."""
 
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -186,3 +188,9 @@ def test_an_unknown_engine_or_device_gets_one_sentence() -> None:
             continue
         with pytest.raises(ConfigError, match=sentence):
             engines.engine(name, module, (4,), 32, device)
+
+
+def test_without_pytorch_the_error_names_what_to_install() -> None:
+    program = "import sys; sys.modules['torch'] = None; import qafel.tasks.learner"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith("run: pip install 'qafel[torch]'")

@@ -4,10 +4,8 @@ import numpy as np
 from numba import njit
 
 from qafel.coding.bitplanes import GROUP
+from qafel.coding.numbers import I32, U8, UINT
 
-I32 = np.int32
-U8 = np.uint8
-UINT = np.uintp
 HALF = GROUP // 2
 
 
@@ -122,11 +120,10 @@ def pack_integers(q, offset, width, out):
 
 
 @njit(nogil=True, cache=True)
-def unpack_integers(data, offset, width, q, max_code=-1):
-    """The inverse of ``pack_integers``. Returns 1 if a code is above ``max_code`` (by default 2·offset) or a
-    bit belongs to no code, else 0.
+def unpack_integers(data, offset, width, q):
+    """The inverse of ``pack_integers``. Returns 1 if a code is above 2·offset or a bit belongs to no code,
+    else 0.
     """
-    max_code = 2 * offset if max_code < 0 else max_code
     low, high = np.zeros(GROUP, U8), np.zeros(GROUP, U8)
     at = 0
     for group in range(0, q.size, GROUP):
@@ -140,7 +137,7 @@ def unpack_integers(data, offset, width, q, max_code=-1):
             at = unpack(data, at, count, width - 8, high, 0)
         for j in range(count):
             code = np.int32(low[j]) | np.int32(high[j]) << 8
-            if code > max_code:
+            if code > 2 * offset:
                 return 1
             q[group + j] = code - offset
     return 0

@@ -70,15 +70,8 @@ def tables() -> Tables:
     chances = [2 * _tail((1 - ROUNDING) * step) for step in STEPS]
     limits = [a * b for a, b in pairwise(chances)]  # the class changes at the geometric mean of two chances
     nearest = [sum((n / BLOCK) ** 2 > limit for limit in limits) for n in range(BLOCK + 1)]
-    return Tables(
-        np.array([gaps for gaps, _, _ in rows], np.uintp),
-        np.array([top for _, top, _ in rows], np.uintp),
-        starts,
-        symbols,
-        zeros,
-        values,
-        np.array(nearest, np.uint8),
-    )
+    gaps_of, tops = np.array([row[:2] for row in rows], np.uintp).T.copy()
+    return Tables(gaps_of, tops, starts, symbols, zeros, values, np.array(nearest, np.uint8))
 
 
 def _class(step: float) -> tuple[int, int, list[int]]:

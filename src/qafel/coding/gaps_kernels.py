@@ -8,23 +8,8 @@ import numpy as np
 from numba import njit
 
 from qafel.coding.gaps import BITS, BLOCK, SKIP
-from qafel.coding.range_coder import (
-    PADDING,
-    TOP,
-    WHOLE,
-    begin,
-    finish,
-    get,
-    is_end,
-    padded,
-    put,
-    read_word,
-)
-
-I16 = np.int16
-I32 = np.int32
-U64 = np.uint64
-UINT = np.uintp
+from qafel.coding.numbers import I16, I32, U64, UINT
+from qafel.coding.range_coder import PADDING, TOP, WHOLE, begin, finish, get, is_end, padded, put, read_word
 
 
 @njit(nogil=True, cache=True)

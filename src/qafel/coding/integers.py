@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qafel.coding.bitplanes import packed_bytes
+from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_parts, scratch
 from qafel.errors import FrameError
 
@@ -33,6 +34,9 @@ DENSITY = 13
 STREAM = 1 << 19
 """Numbers in a stream; threads code streams in parallel."""
 
+bitplanes_kernels = Lazy("qafel.coding.bitplanes_kernels")
+kernels = Lazy("qafel.coding.integers_kernels")
+
 
 @lru_cache(maxsize=256)
 def max_integer_bytes(size: int, max_magnitude: int) -> int:
@@ -42,10 +46,8 @@ def max_integer_bytes(size: int, max_magnitude: int) -> int:
 
 def encode_integers(q: Integers, rows: Rows | None = None) -> bytes:
     """Return the shorter of the two codings."""
-    from qafel.coding import integers_kernels
-
     q = np.ascontiguousarray(q, np.int16)
-    magnitude = int(integers_kernels.largest(q))
+    magnitude = int(kernels.largest(q))
     limit = 3 + packed_bytes(q.size, _width(magnitude))
     coded = _range(q, _all_rows(q.size, rows)) if q.size else None
     return coded if coded is not None and len(coded) < limit else _fixed(q, magnitude)
@@ -114,8 +116,6 @@ def _width(max_magnitude: int) -> int:
 
 
 def _fixed(q: Integers, magnitude: int) -> bytes:
-    from qafel.coding import bitplanes_kernels
-
     if not q.size:
         return bytes([FIXED])
     width = _width(magnitude)
@@ -127,8 +127,6 @@ def _fixed(q: Integers, magnitude: int) -> bytes:
 
 
 def _read_fixed(body: Bytes, q: Integers) -> bool:
-    from qafel.coding import bitplanes_kernels
-
     if not q.size:
         return True
     magnitude = int(body[:2].copy().view(np.uint16)[0])
@@ -137,13 +135,11 @@ def _read_fixed(body: Bytes, q: Integers) -> bool:
 
 def _range(q: Integers, rows: Rows) -> bytes | None:
     """Return None if a stream is longer than its numbers are as int16."""
-    from qafel.coding import integers_kernels
-    from qafel.coding.range_coder import PADDING
 
     def stream(start: int) -> bytes:
         part = q[start : start + STREAM]
-        out = scratch(2 * (part.size + 2 * PADDING)).view(np.uint16)
-        count = integers_kernels.encode(part, start, rows, out)
+        out = scratch(2 * (part.size + 2 * kernels.PADDING)).view(np.uint16)
+        count = kernels.encode(part, start, rows, out)
         return out[: max(count, 0)].tobytes()
 
     streams = over_parts(stream, q.size, STREAM)
@@ -151,14 +147,12 @@ def _range(q: Integers, rows: Rows) -> bytes | None:
 
 
 def _read_range(body: Bytes, max_magnitude: int, rows: Rows, q: Integers) -> bool:
-    from qafel.coding import integers_kernels
-
     streams = read_streams(body, -(-q.size // STREAM))
     if streams is None:
         return False
 
     def read(start: int) -> bool:
         part = q[start : start + STREAM]
-        return not integers_kernels.decode(streams[start // STREAM], start, rows, max_magnitude, part)
+        return not kernels.decode(streams[start // STREAM], start, rows, max_magnitude, part)
 
     return all(over_parts(read, q.size, STREAM))

@@ -17,6 +17,7 @@ seen. It moves by 2^-rate of its distance to the decision; the rate grows with t
 import numpy as np
 from numba import njit
 
+from qafel.coding.numbers import I8, I16, I32, I64, U32, U64, UINT
 from qafel.coding.range_coder import (
     PADDING,
     TOP,
@@ -30,14 +31,6 @@ from qafel.coding.range_coder import (
     read_word,
     write_word,
 )
-
-I8 = np.int8
-I16 = np.int16
-I32 = np.int32
-I64 = np.int64
-U32 = np.uint32
-U64 = np.uint64
-UINT = np.uintp
 
 PLACES = 16
 """Decisions on a magnitude: the last one is whether it reaches 2¹⁴ + 1."""

@@ -12,9 +12,7 @@ Probabilities come from the caller: adaptive ones for ``qafel.coding.integers``,
 import numpy as np
 from numba import njit
 
-U16 = np.uint16
-U64 = np.uint64
-UINT = np.uintp
+from qafel.coding.numbers import U16, U64, UINT
 
 WHOLE = U64((1 << 48) - 1)
 """The span of the first interval."""

@@ -8,12 +8,15 @@ decoder know the number of positions; the decoder accepts exactly one coding of 
 import numpy as np
 import numpy.typing as npt
 
+from qafel.coding.lazy import Lazy
 from qafel.errors import FrameError
 
 Indices = npt.NDArray[np.int64]
 
 BITMAP = 255
 MAX_RICE = 30
+
+kernels = Lazy("qafel.coding.rice_kernels")
 
 
 def max_index_bytes(size: int, count: int) -> int:
@@ -38,10 +41,8 @@ def encode_indices(indices: Indices, size: int) -> bytes:
         mask = np.zeros(size, np.bool_)
         mask[indices] = True
         return bytes([BITMAP]) + np.packbits(mask, bitorder="little").tobytes()
-    from qafel.coding import rice_kernels
-
-    out = np.empty(gap_bytes + rice_kernels.PADDING, np.uint8)
-    rice_kernels.write(gaps, rice, out)
+    out = np.empty(gap_bytes + kernels.PADDING, np.uint8)
+    kernels.write(gaps, rice, out)
     return bytes([rice]) + out[:gap_bytes].tobytes()
 
 
@@ -63,11 +64,9 @@ def decode_indices(data: bytes | memoryview, size: int, count: int) -> Indices:
         return indices
     if kind > MAX_RICE:
         raise FrameError(f"unknown coding of positions: {kind}; known are 0 to {MAX_RICE} and {BITMAP}")
-    from qafel.coding import rice_kernels
-
     gaps = np.empty(count, np.int64)
-    padded = np.frombuffer(bytes(data[1:]) + bytes(rice_kernels.PADDING), np.uint8)
-    end = rice_kernels.read(padded, 0, kind, size - 1, gaps)
+    padded = np.frombuffer(bytes(data[1:]) + bytes(kernels.PADDING), np.uint8)
+    end = kernels.read(padded, 0, kind, size - 1, gaps)
     indices = np.cumsum(gaps + 1) - 1
     if end != len(body) or (count and indices[-1] >= size):
         raise FrameError(f"the gaps are not a coding of {count} positions below {size}")

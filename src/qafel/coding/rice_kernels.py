@@ -7,11 +7,8 @@ that every sequence of values has exactly one coding.
 import numpy as np
 from numba import njit
 
+from qafel.coding.numbers import U8, U64, UINT
 from qafel.coding.simd import zeros_below
-
-U8 = np.uint8
-U64 = np.uint64
-UINT = np.uintp
 
 RUN = 24
 """Ones that are written or read at a time. The rest of a value, at most RUN + r bits, fits into one 57-bit

@@ -1,6 +1,6 @@
 """Quantizers: a flat float32 vector to payload bytes and back. ``_base`` states the contract.
 
-Every module without an underscore holds one quantizer; ``X_kernels`` holds the numba code of ``X``.
+Modules without an underscore hold quantizers; ``X_kernels`` holds the numba code of ``X``.
 """
 
 from qafel.quantizers._base import Quantizer, quantizer, register_quantizer, registered_quantizers

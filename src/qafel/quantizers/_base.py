@@ -27,15 +27,15 @@ change here: call ``register_quantizer`` before using it, or declare an entry po
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import ClassVar, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from qafel import vectors
-from qafel.errors import ConfigError, FrameError, SpecError
+from qafel.errors import ConfigError, FrameError, SpecError, VectorError
 from qafel.quantizers._spec import Arguments
 from qafel.vectors import Layout, Vector
 
@@ -117,10 +117,20 @@ class Quantizer(ABC):
 
 
 class Additive(Quantizer):
-    """A quantizer that implements ``decode_add``; ``decode`` adds the payload to zero.
+    """A quantizer that adds payloads; ``decode`` adds one to zero. The payload of an empty vector is empty.
 
     Payloads have exactly ``max_bytes``, unless ``check`` is overridden.
     """
+
+    layout: Layout | None = None
+
+    @abstractmethod
+    def payload(self, x: Vector, seed: int) -> bytes:
+        """Return the payload of a vector that is not empty."""
+
+    @abstractmethod
+    def add(self, data: bytes, weight: np.float32, out: Vector) -> None:
+        """Do ``out += weight · Q(x)`` for a payload that ``check`` accepted; ``out`` is not empty."""
 
     def check(self, data: bytes, size: int) -> None:
         """Raise FrameError if the length of the payload is wrong."""
@@ -128,12 +138,32 @@ class Additive(Quantizer):
             wanted = f"{self.max_bytes(size)} bytes for {size} coordinates"
             raise FrameError(f"{self.spec} needs {wanted}, got {len(data)}")
 
+    def encode(self, x: Vector, seed: int) -> bytes:
+        """Return the payload of ``x``."""
+        x = vectors.as_vector(x)
+        if self.layout is not None:
+            self.check_size(x.size)
+        return self.payload(x, seed) if x.size else b""
+
+    def check_size(self, size: int) -> None:
+        """Raise VectorError if the layout has another size."""
+        if self.layout is not None and size != self.layout.size:
+            raise VectorError(f"the layout has {self.layout.size} coordinates, the vector {size}")
+
     def decode(self, data: bytes, size: int) -> Vector:
         """Return what ``decode_add`` adds."""
         self.check(data, size)
         out = vectors.zeros(size)
-        self.decode_add(data, out)
+        if size:
+            self.add(data, np.float32(1), out)
         return out
+
+    def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
+        """Check the payload, then add it."""
+        vectors.check_target(out)
+        self.check(data, out.size)
+        if out.size:
+            self.add(data, np.float32(weight), out)
 
 
 class NoArguments(Quantizer):
@@ -151,12 +181,33 @@ class NoArguments(Quantizer):
         return self.name
 
 
-def finite_vector(x: npt.ArrayLike, size: int | None = None) -> Vector:
-    """Return ``x`` as a flat float32 vector; raise VectorError if a coordinate is not finite."""
-    vector = vectors.as_vector(x, size)
-    if not vectors.is_finite(vector):
-        raise vectors.not_finite(vector)
-    return vector
+@dataclass(frozen=True)
+class Bits(Additive):
+    """A quantizer whose one argument is a number of bits."""
+
+    max_bits: ClassVar[int]
+
+    bits: int
+
+    @classmethod
+    def from_arguments(cls, arguments: Arguments) -> Self:
+        """Take ``BITS``."""
+        arguments.expect("bits", ())
+        bits = arguments.integer("bits", 1, cls.max_bits)
+        if bits is None:
+            arguments.fail_with("needs a number of bits", cls.example)
+        return cls(bits)
+
+    @property
+    def spec(self) -> str:
+        """``NAME:BITS``."""
+        return f"{self.name}:{self.bits}"
+
+
+def check_finite(x: Vector) -> None:
+    """Raise VectorError if a coordinate is not finite."""
+    if not vectors.is_finite(x):
+        raise vectors.not_finite(x)
 
 
 def finite_payload(values: Vector) -> Vector:
@@ -223,7 +274,7 @@ def _parse(spec: str) -> Quantizer:
         raise SpecError(f"in {spec!r} the options must follow the argument", _nearest(moved))
     known = _registry if name in _registry else registered_quantizers()
     if name in known:
-        q = known[name].from_arguments(Arguments(name, rest or (comma and comma + options), quantizer))
+        q = known[name].from_arguments(Arguments(name, rest or (comma and comma + options), _nearest))
         _check_length(q.spec)
         return q
     closest = _closest(name, list(known))

@@ -1,4 +1,4 @@
-"""The base of ``topk`` and ``randk``, which send k coordinates in full precision.
+"""The base of ``topk`` and ``randk``: k coordinates in full precision, zero elsewhere. δ = k/d.
 
 ``0.1`` means k = ⌈0.1·d⌉ of d coordinates, ``100`` means 100, or all of fewer.
 """
@@ -8,6 +8,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -22,7 +23,20 @@ from qafel.vectors import Vector
 class Sparse(Quantizer):
     """A payload is a head that determines the positions, then k values."""
 
+    flags: ClassVar[tuple[str, ...]] = ()
+
     keep: Decimal
+
+    @classmethod
+    def from_arguments(cls, arguments: Arguments) -> Self:
+        """Take ``FRACTION`` or ``COUNT``, then flags."""
+        arguments.expect("k", (), cls.flags)
+        keep = arguments.fraction("k")
+        if keep is None:
+            options = "".join(f",{item}" for item in arguments.items)
+            arguments.fail_with("needs a fraction or a count", f"{arguments.name}:0.1{options}")
+        exact = Decimal(f"{keep:f}".rstrip("0")) if keep < 1 else Decimal(int(keep))
+        return cls(exact, *(arguments.flag(flag) for flag in cls.flags))
 
     @property
     def spec(self) -> str:
@@ -62,13 +76,3 @@ class Sparse(Quantizer):
         head = len(data) - 4 * count
         values = finite_payload(np.frombuffer(data[head:], np.float32))
         return self.positions(data[:head], size), values
-
-
-def read_keep(arguments: Arguments, flags: tuple[str, ...] = ()) -> Decimal:
-    """Return the fraction or count among the arguments, or raise SpecError."""
-    arguments.expect("k", (), flags)
-    keep = arguments.fraction("k")
-    if keep is None:
-        options = "".join(f",{item}" for item in arguments.items)
-        arguments.fail_with("needs a fraction or a count", f"{arguments.name}:0.1{options}")
-    return Decimal(f"{keep:f}".rstrip("0")) if keep < 1 else Decimal(int(keep))

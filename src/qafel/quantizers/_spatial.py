@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qafel import vectors
+from qafel.coding.lazy import Lazy
 from qafel.coding.threads import CHUNK, over_parts
 from qafel.vectors import Layout, Tensor, Vector
 
 KERNEL = (3, 3)
 PART = 1 << 15
 """Kernels that a thread transforms at a time."""
+
+kernels = Lazy("qafel.quantizers._spatial_kernels")
 
 
 @lru_cache(maxsize=64)
@@ -65,15 +68,11 @@ def _over(kernel: Callable[[npt.NDArray[np.int64]], None], layout: Layout) -> No
 
 def forward(x: Vector, layout: Layout) -> Vector:
     """Return ``x`` with its kernels transformed to frequencies."""
-    from qafel.quantizers import _spatial_kernels
-
     out, flat = vectors.zeros(x.size), vectors.read_only(x)
-    _over(lambda parts: _spatial_kernels.to_frequencies(flat, parts, out), layout)
+    _over(lambda parts: kernels.to_frequencies(flat, parts, out), layout)
     return out
 
 
 def add_back(values: Vector, layout: Layout, weight: np.float32, out: Vector) -> None:
     """Do ``out += weight · values`` with the frequencies of ``values`` transformed to kernels."""
-    from qafel.quantizers import _spatial_kernels
-
-    _over(lambda parts: _spatial_kernels.add_back(values, parts, weight, out), layout)
+    _over(lambda parts: kernels.add_back(values, parts, weight, out), layout)

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
-F32 = np.float32
-UINT = np.uintp
+from qafel.coding.numbers import F32, UINT
+
 THIRD, HALF, SIXTH = F32(np.sqrt(1 / 3)), F32(np.sqrt(1 / 2)), F32(np.sqrt(1 / 6))
 
 

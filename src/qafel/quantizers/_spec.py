@@ -8,23 +8,16 @@ import difflib
 import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from qafel.errors import SpecError
 
 
-class _HasSpec(Protocol):
-    @property
-    def spec(self) -> str: ...
-
-
 class Arguments:
-    """The arguments of one spec. ``parse`` reads a whole spec; it is used to check repaired ones."""
+    """The arguments of one spec. ``nearest`` returns the valid spec that is nearest to a repaired one."""
 
-    def __init__(self, name: str, rest: str, parse: Callable[[str], _HasSpec]) -> None:
-        self.name = name
-        self.rest = rest
-        self.parse = parse
+    def __init__(self, name: str, rest: str, nearest: Callable[[str], str]) -> None:
+        self.name, self.rest, self._nearest = name, rest, nearest
         self.items = [item.strip() for item in rest.split(",")] if rest else []
         self.places: dict[str, int] = {}
 
@@ -37,7 +30,7 @@ class Arguments:
             key, equals, value = (part.strip() for part in item.partition("="))
             if not equals and item in flags:
                 pass
-            elif not equals and place == 0 and argument and (item not in flags):
+            elif not equals and place == 0 and argument:
                 key = argument
             elif key not in options or not value:
                 self.fail(place, *self._repair(key, value, options, flags))
@@ -87,15 +80,9 @@ class Arguments:
         text = self.text(key)
         if text is None:
             return None
-        try:
-            value = Decimal(text)
-            valid = (
-                value.is_finite() and value > 0 and -12 <= value.adjusted() < 10 and len(f"{value:f}") <= 14
-            )
-            valid = valid and (value < 1 or value == int(value))
-        except InvalidOperation:
-            value, valid = Decimal(0), False
-        if not valid:
+        value = _decimal(text)
+        valid = value.is_finite() and value > 0 and -12 <= value.adjusted() < 10 and len(f"{value:f}") <= 14
+        if not valid or (value >= 1 and value != int(value)):
             repaired = str(math.ceil(value)) if value.is_finite() and 1 < value < 10**9 else "0.1"
             problem = f"{key} must be a fraction between 0 and 1 or a whole number, got {text!r}"
             self.fail(self.places[key], problem, self._item(key, repaired))
@@ -104,12 +91,8 @@ class Arguments:
     def decimal(self, key: str, low: Decimal, high: Decimal) -> Decimal:
         """Return a number from ``low`` to ``high`` without trailing zeros, or raise SpecError."""
         text = self.text(key) or ""
-        try:
-            value = Decimal(text)
-            valid = value.is_finite() and low <= value <= high and len(f"{value:f}") <= 10
-        except InvalidOperation:
-            value, valid = low, False
-        if not valid:
+        value = _decimal(text)
+        if not (value.is_finite() and low <= value <= high and len(f"{value:f}") <= 10):
             near = min(max(value, low), high) if value.is_finite() else low
             near = near if len(f"{near:f}") <= 10 else round(near, 6)
             problem = f"{key} must be a number from {low} to {high} (at most 10 characters), got {text!r}"
@@ -121,11 +104,8 @@ class Arguments:
         text = self.text(key)
         if text is not None and text not in choices:
             closest = (difflib.get_close_matches(text, choices, 1, 0.0) or choices)[0]
-            self.fail(
-                self.places[key],
-                f"{key} must be {' or '.join(choices)}, got {text!r}",
-                self._item(key, closest),
-            )
+            problem = f"{key} must be {' or '.join(choices)}, got {text!r}"
+            self.fail(self.places[key], problem, self._item(key, closest))
         return text
 
     def fail(self, place: int, problem: str, repaired: str | None) -> NoReturn:
@@ -139,13 +119,8 @@ class Arguments:
 
     def fail_with(self, problem: str, candidate: str) -> NoReturn:
         """Raise SpecError with ``candidate``, or the spec nearest to it if it is not valid either."""
-        try:
-            nearest = self.parse(candidate).spec
-        except SpecError as error:
-            nearest = error.nearest
-        raise SpecError(
-            f"{self.name}:{self.rest}: {problem}" if self.rest else f"{self.name}: {problem}", nearest
-        )
+        given = f"{self.name}:{self.rest}" if self.rest else self.name
+        raise SpecError(f"{given}: {problem}", self._nearest(candidate))
 
     def _number(self, key: str, low: int, high: int, text: str) -> str:
         try:
@@ -156,3 +131,11 @@ class Arguments:
 
     def _item(self, key: str, value: str) -> str:
         return f"{key}={value}" if "=" in self.items[self.places[key]] else value
+
+
+def _decimal(text: str) -> Decimal:
+    """Return the number that ``text`` is, NaN if it is none."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal("nan")

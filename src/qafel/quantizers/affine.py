@@ -10,49 +10,37 @@ Payload, tensor by tensor: step (float64), zero point (uint16), codes packed by 
 the float32 numbers.
 """
 
+import struct
 from dataclasses import dataclass, field
-from typing import Self
 
 import numpy as np
 
-from qafel import vectors
 from qafel.coding.bitplanes import GROUP, packed_bytes
 from qafel.coding.integers import Bytes
+from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_ranges
-from qafel.errors import FrameError, VectorError
-from qafel.quantizers._base import Additive, finite_payload, finite_vector, register_quantizer
+from qafel.errors import FrameError
+from qafel.quantizers._base import Bits, check_finite, finite_payload, register_quantizer
 from qafel.quantizers._scaled import LARGEST
-from qafel.quantizers._spec import Arguments
 from qafel.vectors import Layout, Vector
 
-HEAD = 10
+HEAD = struct.Struct("<dH")
+
+bitplanes_kernels = Lazy("qafel.coding.bitplanes_kernels")
+kernels = Lazy("qafel.quantizers.affine_kernels")
 
 
 @register_quantizer
 @dataclass(frozen=True)
-class Affine(Additive):
+class Affine(Bits):
     """The nearest of 2ⁿ grid points between the smallest and the largest coordinate of a tensor."""
 
     name = "affine"
     example = "affine:4"
     unbiased = False
+    max_bits = 16
 
-    bits: int
     layout: Layout | None = field(default=None, repr=False)
-
-    @classmethod
-    def from_arguments(cls, arguments: Arguments) -> Self:
-        """Take ``BITS``."""
-        arguments.expect("bits", ())
-        bits = arguments.integer("bits", 1, 16)
-        if bits is None:
-            arguments.fail_with("needs a number of bits", cls.example)
-        return cls(bits)
-
-    @property
-    def spec(self) -> str:
-        """``affine:BITS``."""
-        return f"affine:{self.bits}"
 
     @property
     def steps(self) -> int:
@@ -67,8 +55,7 @@ class Affine(Additive):
         """Return the place of every tensor, and whether it is quantized."""
         if self.layout is None:
             return [(slice(0, size), True)] if size else []
-        if self.layout.size != size:
-            raise VectorError(f"the layout has {self.layout.size} coordinates, the vector {size}")
+        self.check_size(size)
         return [(place, len(tensor.shape) > 1) for tensor, place in self.layout.slices()]
 
     def omega(self, size: int) -> float:
@@ -85,56 +72,44 @@ class Affine(Additive):
         total = 0
         for place, quantized in self.tensors(size):
             count = place.stop - place.start
-            total += HEAD + packed_bytes(count, self.bits) if quantized else 4 * count
+            total += HEAD.size + packed_bytes(count, self.bits) if quantized else 4 * count
         return total
 
-    def encode(self, x: Vector, seed: int) -> bytes:
+    def payload(self, x: Vector, seed: int) -> bytes:
         """Return the payloads of the tensors."""
         del seed
-        x = finite_vector(x)
-        pieces = [
-            self._encode(x[p]) if quantized else x[p].tobytes() for p, quantized in self.tensors(x.size)
-        ]
-        return b"".join(pieces)
+        check_finite(x)
+        places = self.tensors(x.size)
+        return b"".join([self._encode(x[p]) if quantized else x[p].tobytes() for p, quantized in places])
 
     def _encode(self, x: Vector) -> bytes:
-        from qafel.quantizers import affine_kernels
-
         low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
         step = (high - low) / self.steps
         zero = round(-low / step) if step else 0
         out = np.empty(packed_bytes(x.size, self.bits), np.uint8)
         x.flags.writeable = False
-        kernel, max_code, width = affine_kernels.affine_codes, self.steps, self.bits
-        over_ranges(lambda a, b: kernel(x, step, zero, max_code, width, a, b, out), x.size, GROUP)
-        return np.float64(step).tobytes() + np.uint16(zero).tobytes() + out.tobytes()
+        rule = step, zero, self.steps, self.bits
+        over_ranges(lambda a, b: kernels.affine_codes(x, *rule, a, b, out), x.size, GROUP)
+        return HEAD.pack(step, zero) + out.tobytes()
 
-    def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
+    def add(self, data: bytes, weight: np.float32, out: Vector) -> None:
         """Check all tensors, then add them."""
-        from qafel.quantizers import affine_kernels
-
-        vectors.check_target(out)
-        factor, width = np.float32(weight), self.bits
         for place, piece, step, zero in self._checked(data, out.size):
             if step is None:
-                out[place] += factor * piece.view(np.float32)
+                out[place] += weight * piece.view(np.float32)
             else:
-                affine_kernels.affine_add(piece, step, zero, width, factor, out[place])
+                kernels.affine_add(piece, step, zero, self.bits, weight, out[place])
 
     def _checked(self, data: bytes, size: int) -> list[tuple[slice, Bytes, float | None, int]]:
         """Return (place, bytes, step or None for float32 numbers, zero point) of every tensor, or raise
         FrameError.
         """
-        from qafel.coding import bitplanes_kernels
-
-        self.check(data, size)
         raw, at, pieces = np.frombuffer(data, np.uint8), 0, []
         for place, quantized in self.tensors(size):
             count, step, zero = place.stop - place.start, None, 0
             if quantized:
-                step = float(raw[at : at + 8].view(np.float64)[0])
-                zero = int(raw[at + 8 : at + HEAD].view(np.uint16)[0])
-                at += HEAD
+                step, zero = HEAD.unpack_from(data, at)
+                at += HEAD.size
                 if not 0 <= step * self.steps <= 2 * LARGEST * (1 + 1e-12) or zero > self.steps:
                     raise FrameError(f"{self.spec}: impossible step or zero point: {step:g}, {zero}")
             piece = raw[at : at + (packed_bytes(count, self.bits) if quantized else 4 * count)]

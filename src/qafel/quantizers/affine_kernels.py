@@ -5,11 +5,7 @@ from numba import njit
 
 from qafel.coding.bitplanes import GROUP
 from qafel.coding.bitplanes_kernels import pack, unpack
-
-F32 = np.float32
-F64 = np.float64
-I32 = np.int32
-U8 = np.uint8
+from qafel.coding.numbers import F32, F64, I32, U8
 
 
 @njit(nogil=True, cache=True)

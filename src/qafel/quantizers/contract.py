@@ -1,7 +1,4 @@
-"""``contract:Q``: an unbiased Q times 1/(1 + ω), a contraction with δ = 1/(1 + ω). Biased, for servers.
-
-The payload is that of Q.
-"""
+"""``contract:Q``: an unbiased quantizer made a contraction."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -16,7 +13,10 @@ from qafel.vectors import Layout, Vector
 @register_quantizer
 @dataclass(frozen=True)
 class Contract(Quantizer):
-    """An unbiased quantizer times 1/(1 + ω)."""
+    """An unbiased Q times 1/(1 + ω), a contraction with δ = 1/(1 + ω). Biased, for servers.
+
+    The payload is that of Q.
+    """
 
     name = "contract"
     example = "contract:qsgd:4"

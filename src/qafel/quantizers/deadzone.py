@@ -10,6 +10,8 @@ Payload: Δ (float32), the power of two that normalised x (int16, mostly 0), fou
 each), then the integers.
 """
 
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,14 +20,20 @@ import numpy as np
 from qafel import vectors
 from qafel.coding.bitplanes import GROUP
 from qafel.coding.integers import STREAM, Integers
+from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_parts, over_ranges
-from qafel.quantizers import _scaled
 from qafel.quantizers._base import register_quantizer
-from qafel.quantizers._coded import Stepped
+from qafel.quantizers._coded import FINEST, Stepped, entropy
+from qafel.quantizers._scaled import Normalised, rescale
 from qafel.vectors import Vector
 
 ROUNDING = np.float32(1 / 3)
 PLACES = 4
+PAYLOAD = struct.Struct(f"<fh{PLACES}s")
+"""The head: Δ, the power of two, the places."""
+
+integers_kernels = Lazy("qafel.coding.integers_kernels")
+kernels = Lazy("qafel.quantizers.deadzone_kernels")
 
 
 @register_quantizer
@@ -36,6 +44,7 @@ class Deadzone(Stepped):
     name = "deadzone"
     example = "deadzone:step=2"
     unbiased = False
+    head_bytes = PAYLOAD.size
     limits: ClassVar = {"step": ("0.001", "1000"), "bits": ("0.01", "12"), "nmse": ("0.000001", "0.999")}
 
     def omega(self, size: int) -> float:
@@ -44,79 +53,57 @@ class Deadzone(Stepped):
         """
         return 1 - 0.15 / size if size else 0.0
 
-    def head_bytes(self, size: int) -> int:
-        """Return the bytes of step, exponent and places."""
-        del size
-        return _scaled.HEAD + PLACES
+    def limited(self, step: float, normalised: Normalised) -> np.float32:
+        """Limit a step: integers stay below 2¹⁴, and the largest coordinate does not become zero."""
+        max_step = normalised.largest / (1 - float(ROUNDING)) * (1 - 1e-6)
+        return np.float32(min(max(step, normalised.largest * FINEST), max_step))
 
-    def quantize(self, normalised: _scaled.Normalised, seed: int) -> tuple[bytes, Integers]:
-        """Return step, exponent and places; the integers."""
-        from qafel.quantizers import deadzone_kernels
-
-        del seed
-        q = np.zeros(normalised.x.size, np.int16)
-        step = self._step(normalised)
-        if step == 0:
-            return _scaled.head(step, 0) + bytes(PLACES), q
-        flat, kernel = vectors.read_only(normalised.x), deadzone_kernels.deadzone_codes
-        over_ranges(lambda a, b: kernel(flat, step, ROUNDING, a, b, q), q.size, GROUP)
-        places = bytes(_mean_places(flat, q, step))
-        return _scaled.head(step, normalised.exponent) + places, q
-
-    def _step(self, normalised: _scaled.Normalised) -> np.float32:
-        if normalised.largest == 0:
-            return np.float32(0)
-        if self.goal.kind == "step":
-            return _limited(float(self.goal.value) * normalised.rms, normalised)
-        some = vectors.read_only(_scaled.sample(normalised.x))
+    def search_cost(self, some: Vector, normalised: Normalised) -> Callable[[float], float]:
+        """Return the entropy of the cells, or the nmse with their mean places."""
         power = float(np.sum(np.square(some, dtype=np.float64))) or 1.0
 
-        def nmse(s: float) -> float:
-            step = _limited(s * normalised.rms, normalised)
+        def nmse(length: float) -> float:
+            step = self.limited(length, normalised)
             counts, sums = _cells(some, step)
-            levels = _levels(_places(counts, sums), len(counts))
+            levels = np.empty(len(counts))
+            kernels.levels(_places(counts, sums), ROUNDING, 1.0, levels)
             taken = (2 * sums - counts * levels) @ levels
             return 1 - float(step) ** 2 * float(taken) / power
 
-        def bits(s: float) -> float:
-            return _scaled.entropy(_cells(some, _limited(s * normalised.rms, normalised))[0])
+        def bits(length: float) -> float:
+            return entropy(_cells(some, self.limited(length, normalised))[0])
 
-        value = float(self.goal.value)
-        if self.goal.kind == "nmse":
-            s = _scaled.search(nmse, value, falls=False)
-        else:
-            s = _scaled.search(bits, value, falls=True)
-        return _limited(s * normalised.rms, normalised)
+        return nmse if self.goal.kind == "nmse" else bits
 
-    def add(
+    def quantize(self, normalised: Normalised, step: np.float32, seed: int) -> tuple[bytes, Integers]:
+        """Return step, exponent and places; the integers."""
+        del seed
+        flat, places = vectors.read_only(normalised.x), bytes(PLACES)
+        q = np.zeros(flat.size, np.int16)
+        if step:
+            over_ranges(lambda a, b: kernels.deadzone_codes(flat, step, ROUNDING, a, b, q), q.size, GROUP)
+            places = bytes(_mean_places(flat, q, step))
+        return PAYLOAD.pack(step, normalised.exponent, places), q
+
+    def add_steps(
         self, data: bytes, q: Integers, step: np.float32, exponent: int, weight: np.float32, out: Vector
     ) -> None:
         """Add the level of every integer."""
-        from qafel.coding import integers_kernels
-        from qafel.quantizers import deadzone_kernels as kernels
-
-        places = np.frombuffer(data, np.uint8, PLACES, _scaled.HEAD)
+        places = np.frombuffer(PAYLOAD.unpack_from(data)[2], np.uint8)
         values = np.empty(int(integers_kernels.largest(q)) + 1, np.float32)
         kernels.levels(places, ROUNDING, step, values)
         if exponent:
-            values = _scaled.rescale(values, exponent)
+            values = rescale(values, exponent)
         over_ranges(lambda a, b: kernels.add(q, values, weight, a, b, out), q.size, GROUP)
-
-
-def _limited(step: float, normalised: _scaled.Normalised) -> np.float32:
-    """Limit a step: integers stay below 2¹⁴, and the largest coordinate does not become zero."""
-    max_step = normalised.largest / (1 - float(ROUNDING)) * (1 - 1e-6)
-    return np.float32(min(max(step, normalised.largest * _scaled.FINEST), max_step))
 
 
 def _mean_places(x: Vector, q: Integers, step: np.float32) -> Any:
     """Return the mean place within a cell, in 1/256, of the coordinates in cells 1, 2, 3 and all others."""
-    from qafel.quantizers import deadzone_kernels
 
     def part(start: int) -> Any:
         sums = np.zeros((2, PLACES), np.int64)
         end = start + STREAM
-        deadzone_kernels.places(x[start:end], q[start:end], step, ROUNDING, *sums)
+        kernels.places(x[start:end], q[start:end], step, ROUNDING, *sums)
         return sums
 
     counts, sums = sum(over_parts(part, q.size, STREAM))
@@ -125,10 +112,8 @@ def _mean_places(x: Vector, q: Integers, step: np.float32) -> Any:
 
 def _cells(x: Vector, step: np.float32) -> tuple[Any, Any]:
     """Return, for every k, the number of coordinates that round to ±k and their sum of |x|/Δ."""
-    from qafel.quantizers import deadzone_kernels
-
     counts, sums = np.zeros(4096), np.zeros(4096)
-    deadzone_kernels.cells(x, step, ROUNDING, counts, sums)
+    kernels.cells(x, step, ROUNDING, counts, sums)
     return counts, sums
 
 
@@ -140,12 +125,3 @@ def _places(counts: Any, sums: Any) -> Any:
     within = np.concatenate([inside[1:PLACES], [inside[PLACES:-1].sum()]])
     mean = np.divide(within, many, out=np.full(PLACES, 0.5), where=many > 0)
     return np.clip(np.floor(mean * 256), 0, 255).astype(np.uint8)
-
-
-def _levels(places: Any, count: int) -> Any:
-    """Return the values of the integers 0, 1, 2, …, in steps."""
-    k = np.arange(count)
-    inside = (np.asarray(places, np.float64) + 0.5) / 256
-    levels = k - float(ROUNDING) + inside[np.clip(k - 1, 0, PLACES - 1)]
-    levels[0] = 0.0
-    return levels

@@ -3,14 +3,8 @@
 import numpy as np
 from numba import njit
 
+from qafel.coding.numbers import F32, F64, I16, I32, U64, UINT
 from qafel.coding.simd import LANES, nonzero, zeros_below
-
-F32 = np.float32
-F64 = np.float64
-I16 = np.int16
-I32 = np.int32
-U64 = np.uint64
-UINT = np.uintp
 
 
 @njit(nogil=True, cache=True)
@@ -52,11 +46,11 @@ def places(x, q, step, rounding, counts, sums):
 
 @njit(nogil=True, cache=True)
 def levels(places, rounding, step, out):
-    """Write the values of the integers 0, 1, 2, …"""
-    out[0] = F32(0)
+    """Write the values of the integers 0, 1, 2, …, rounded to the numbers of ``out``."""
+    out[0] = 0
     for k in range(1, out.size):
         inside = (places[min(k, places.size) - 1] + 0.5) / 256
-        out[k] = F32((k - F64(rounding) + inside) * F64(step))
+        out[k] = (k - F64(rounding) + inside) * F64(step)
 
 
 @njit(nogil=True, cache=True)

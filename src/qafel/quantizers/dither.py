@@ -15,6 +15,7 @@ dither (uint32), then the integers.
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,21 +23,23 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.integers import Integers
+from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_ranges
 from qafel.errors import FrameError
-from qafel.quantizers import _scaled
 from qafel.quantizers._base import register_quantizer
-from qafel.quantizers._coded import Stepped
+from qafel.quantizers._coded import FINEST, HIGHEST, OCTAVE, SAMPLE, Stepped, entropy
+from qafel.quantizers._scaled import Normalised, rescale
 from qafel.streams import derive, keys
 from qafel.vectors import Vector
 
 PAYLOAD = struct.Struct("<fhII")
 """The head: Δ, the power of two, 256/λ, the seed."""
-HEAD = PAYLOAD.size
 WHOLE = 256
 """256/λ for λ = 1."""
 MAX_PRODUCT = 1 << 30
 """Integers times 256/λ stay below this."""
+
+kernels = Lazy("qafel.quantizers.dither_kernels")
 
 
 @register_quantizer
@@ -47,6 +50,7 @@ class Dither(Stepped):
     name = "dither"
     example = "dither:step=6"
     unbiased = True
+    head_bytes = PAYLOAD.size
     limits: ClassVar = {"step": ("0.001", "1000"), "bits": ("0.01", "12"), "nmse": ("0.000001", "50")}
 
     def omega(self, size: int) -> float:
@@ -58,61 +62,43 @@ class Dither(Stepped):
             return 0.0
         if self.goal.kind == "nmse":
             return 1.01 * float(self.goal.value)
-        s = float(self.goal.value) if self.goal.kind == "step" else 2.0 ** (_scaled.HIGHEST / _scaled.OCTAVE)
-        if size > 2 * _scaled.SAMPLE:
+        s = float(self.goal.value) if self.goal.kind == "step" else 2.0 ** (HIGHEST / OCTAVE)
+        if size > 2 * SAMPLE:
             bound = s * s * max(min(0.25, 1 / s), 1 / 12)
         else:
             bound = s * s / 12 if s <= 6 else s - 3
-        return 1.01 * max(bound, size * _scaled.FINEST**2 / 4)
+        return 1.01 * max(bound, size * FINEST**2 / 4)
 
-    def head_bytes(self, size: int) -> int:
-        """Return the bytes of step, exponent, 256/λ and seed."""
-        del size
-        return HEAD
+    def limited(self, step: float, normalised: Normalised) -> np.float32:
+        """Limit a step: integers stay below 2¹⁴."""
+        return np.float32(max(step, normalised.largest * FINEST))
 
-    def quantize(self, normalised: _scaled.Normalised, seed: int) -> tuple[bytes, Integers]:
-        """Return step, exponent, 256/λ and seed; the integers."""
-        from qafel.quantizers import dither_kernels as kernels
-
-        shared_seed = derive(seed, "shared") & 0xFFFFFFFF
-        shared, size = keys(shared_seed), normalised.x.size
-        step = self._step(normalised)
-        if step == 0:
-            return PAYLOAD.pack(step, 0, WHOLE, shared_seed), np.zeros(size, np.int16)
-        v = kernels.spread(normalised.x, step, max(1, size // _scaled.SAMPLE))
-        max_magnitude = int(normalised.largest / float(step) * (1 + 1e-6)) + 1
-        head = PAYLOAD.pack(step, normalised.exponent, _part(v, max_magnitude), shared_seed)
-        flat = vectors.read_only(normalised.x)
-        q = np.empty(size, np.int16)
-        over_ranges(lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), size, kernels.BLOCK)
-        return head, q
-
-    def _step(self, normalised: _scaled.Normalised) -> np.float32:
-        from qafel.quantizers import dither_kernels as kernels
-
-        if normalised.largest == 0:
-            return np.float32(0)
-        kind, value = self.goal.kind, float(self.goal.value)
-        if kind == "step":
-            return np.float32(max(value * normalised.rms, normalised.largest * _scaled.FINEST))
-        some = vectors.read_only(_scaled.sample(normalised.x))
+    def search_cost(self, some: Vector, normalised: Normalised) -> Callable[[float], float]:
+        """Return the entropy of the expected integers, or the nmse with the best λ."""
         power = float(np.mean(np.square(some, dtype=np.float64))) or normalised.rms**2
 
-        def nmse(s: float) -> float:
-            step = np.float32(s * normalised.rms)
+        def nmse(length: float) -> float:
+            step = np.float32(length)
             v = kernels.spread(some, step, 1)
             return float(step) ** 2 * (v - 3 * v * v if v < 1 / 6 else 1 / 12) / power
 
-        def bits(s: float) -> float:
+        def bits(length: float) -> float:
             counts = np.zeros(4096)
-            kernels.expected_counts(some, np.float32(s * normalised.rms), counts)
-            return _scaled.entropy(counts)
+            kernels.expected_counts(some, np.float32(length), counts)
+            return entropy(counts)
 
-        if kind == "nmse":
-            s = _scaled.search(nmse, value, falls=False)
-        else:
-            s = _scaled.search(bits, value, falls=True)
-        return np.float32(max(s * normalised.rms, normalised.largest * _scaled.FINEST))
+        return nmse if self.goal.kind == "nmse" else bits
+
+    def quantize(self, normalised: Normalised, step: np.float32, seed: int) -> tuple[bytes, Integers]:
+        """Return step, exponent, 256/λ and seed; the integers."""
+        shared_seed, part = derive(seed, "shared") & 0xFFFFFFFF, WHOLE
+        flat, shared = vectors.read_only(normalised.x), keys(shared_seed)
+        q = np.zeros(flat.size, np.int16)
+        if step:
+            v = kernels.spread(normalised.x, step, max(1, q.size // SAMPLE))
+            part = _part(v, int(normalised.largest / float(step) * (1 + 1e-6)) + 1)
+            over_ranges(lambda a, b: kernels.dither_codes(flat, step, shared, a, b, q), q.size, kernels.BLOCK)
+        return PAYLOAD.pack(step, normalised.exponent, part, shared_seed), q
 
     def max_magnitude(self, data: bytes, limit: int) -> int:
         """Return the limit on integers that follows from 256/λ."""
@@ -121,12 +107,10 @@ class Dither(Stepped):
             raise FrameError(f"{self.spec}: impossible 256/λ: {part}")
         return min(limit, MAX_PRODUCT // int(part) - 1)
 
-    def add(
+    def add_steps(
         self, data: bytes, q: Integers, step: np.float32, exponent: int, weight: np.float32, out: Vector
     ) -> None:
         """Draw the dither again, subtract it, and add the result."""
-        from qafel.quantizers import dither_kernels as kernels
-
         part, seed = PAYLOAD.unpack_from(data)[2:]
         shared, slope = keys(seed), step / np.float32(part)
         if not exponent:
@@ -134,7 +118,7 @@ class Dither(Stepped):
             return
         value = vectors.zeros(out.size)
         kernels.dither_add(q, part, slope, shared, np.float32(1), value)
-        out += weight * _scaled.rescale(value, exponent)
+        out += weight * rescale(value, exponent)
 
 
 def _part(v: float, max_magnitude: int) -> int:

@@ -8,18 +8,10 @@ import numpy as np
 from numba import njit
 
 from qafel.coding.bitplanes import GROUP
+from qafel.coding.numbers import F32, F64, I16, I32, U8, U16, U32, U64, UINT
 from qafel.quantizers._scaled_kernels import STRETCH
 from qafel.streams.kernels import fill
 
-F32 = np.float32
-F64 = np.float64
-I16 = np.int16
-I32 = np.int32
-U8 = np.uint8
-U16 = np.uint16
-U32 = np.uint32
-U64 = np.uint64
-UINT = np.uintp
 BLOCK = 8 * GROUP
 UNIT = F32(65536.0)
 MIDDLE = F32(127.5)

@@ -1,8 +1,4 @@
-"""``induced:C+Q``: C(x) and Q(x − C(x)) with an unbiased Q (Horváth and Richtárik 2021). For clients.
-
-Unbiased for any C, with ω = ω_Q·(1 − δ_C). Payload: the length of the first payload (uint32), the first
-payload, the second.
-"""
+"""``induced:C+Q``: any quantizer made unbiased by a second one."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -20,7 +16,11 @@ from qafel.vectors import Layout, Vector
 @register_quantizer
 @dataclass(frozen=True)
 class Induced(Quantizer):
-    """C(x) + Q(x − C(x)), unbiased because Q is."""
+    """C(x) + Q(x − C(x)), unbiased because Q is (Horváth and Richtárik 2021). For clients.
+
+    Any C will do; ω = ω_Q·(1 − δ_C). Payload: the length of the first payload (uint32), the first payload,
+    the second.
+    """
 
     name = "induced"
     example = "induced:topk:0.1+qsgd:4"
@@ -34,21 +34,16 @@ class Induced(Quantizer):
         """Take ``SPEC+SPEC``, the second one unbiased."""
         first, plus, rest = arguments.rest.partition("+")
         if first.startswith(cls.name):
-            arguments.fail_with(
-                "the first quantizer must not be an induced one, which is unbiased already", cls.example
-            )
+            problem = "the first quantizer must not be an induced one, which is unbiased already"
+            arguments.fail_with(problem, cls.example)
         if not plus or not first or not rest:
-            arguments.fail_with(
-                "needs two quantizers with a + between them",
-                f"induced:{first or 'topk:0.1'}+{rest or 'qsgd:4'}",
-            )
+            repaired = f"induced:{first or 'topk:0.1'}+{rest or 'qsgd:4'}"
+            arguments.fail_with("needs two quantizers with a + between them", repaired)
         biased = inner_quantizer(arguments, first, lambda nearest: f"induced:{nearest}+{rest}")
         unbiased = inner_quantizer(arguments, rest, lambda nearest: f"induced:{first}+{nearest}")
         if not unbiased.unbiased:
-            arguments.fail_with(
-                f"the second quantizer must be unbiased, and {unbiased.spec} is biased",
-                f"induced:{first}+qsgd:4",
-            )
+            problem = f"the second quantizer must be unbiased, and {unbiased.spec} is biased"
+            arguments.fail_with(problem, f"induced:{first}+qsgd:4")
         return cls(biased, unbiased)
 
     @property

@@ -13,12 +13,13 @@ real deltas.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from qafel import vectors
 from qafel.coding.bitplanes import GROUP, packed_bytes
+from qafel.coding.lazy import Lazy
 from qafel.coding.threads import CHUNK, over_ranges, scratch
 from qafel.errors import FrameError, VectorError
 from qafel.quantizers._base import Additive, register_quantizer
@@ -27,6 +28,8 @@ from qafel.streams import keys
 from qafel.vectors import Vector
 
 MAX_BITS = 16
+
+kernels = Lazy("qafel.quantizers.qsgd_kernels")
 
 
 @register_quantizer
@@ -89,24 +92,14 @@ class QSGD(Additive):
     def _buckets(self, size: int) -> int:
         return -(-size // self.bucket) if self.bucket else min(size, 1)
 
-    @cached_property
-    def _kernels(self) -> Any:
-        """The kernels, imported with the first vector."""
-        from qafel.quantizers import qsgd_kernels
-
-        return qsgd_kernels
-
-    def encode(self, x: Vector, seed: int) -> bytes:
+    def payload(self, x: Vector, seed: int) -> bytes:
         """Return the norms, then the codes."""
-        kernels = self._kernels
-        x = vectors.as_vector(x)
         size, head = x.size, 4 * self._buckets(x.size)
         out = scratch(head + packed_bytes(size, self.bits))
         bits, norms, codes = x.view(np.uint32), out[:head].view(np.uint32), out[head:]
         bits.flags.writeable = False
-        bucket, l2 = self.bucket or max(size, 1), self.norm == "l2"
-        key0, key1 = keys(seed)
-        draw = (bucket, self.levels, self.bits, key0, key1)
+        bucket, l2 = self.bucket or size, self.norm == "l2"
+        draw = (bucket, self.levels, self.bits, *keys(seed))
         unit = math.lcm(bucket, GROUP)
         if self.bits <= 8 and unit <= CHUNK:
             wrong = over_ranges(
@@ -126,13 +119,10 @@ class QSGD(Additive):
             raise vectors.not_finite(x)
         return out.tobytes()
 
-    def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
+    def add(self, data: bytes, weight: np.float32, out: Vector) -> None:
         """Check norms and codes, then add the codes times the steps."""
-        vectors.check_target(out)
-        size = out.size
-        self.check(data, size)
-        head = 4 * self._buckets(size)
+        size, head = out.size, 4 * self._buckets(out.size)
         raw = np.frombuffer(data, np.uint8)
-        scale = (raw[:head].view(np.float32), self.bucket or max(size, 1), self.levels)
-        if self._kernels.qsgd_decode(raw[head:], *scale, self.bits, np.float32(weight), out):
+        scale = (raw[:head].view(np.float32), self.bucket or size, self.levels)
+        if kernels.qsgd_decode(raw[head:], *scale, self.bits, weight, out):
             raise FrameError(f"{self.spec}: impossible norm, impossible code or stray bits")

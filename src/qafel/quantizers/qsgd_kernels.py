@@ -10,16 +10,9 @@ from numba import njit
 
 from qafel.coding.bitplanes import GROUP
 from qafel.coding.bitplanes_kernels import invalid_codes, pack, unpack
+from qafel.coding.numbers import F32, F64, I32, U8, U16, U32, UINT
 from qafel.streams.kernels import fill
 from qafel.vector_kernels import squared_norm
-
-F32 = np.float32
-F64 = np.float64
-I32 = np.int32
-U8 = np.uint8
-U16 = np.uint16
-U32 = np.uint32
-UINT = np.uintp
 
 HALF = GROUP // 2
 BLOCK = 8 * GROUP
@@ -56,16 +49,17 @@ def bucket_norms(bits, norm_bits, bucket, l2, start, stop):
 
 
 @njit(nogil=True, cache=True)
-def _scales(norm, full):
-    """Return (before, rate): ``x · before · rate`` is x in units of norm/full, never above full.
+def _before(norm):
+    """Return the power of two that makes norm/s and s/norm normal numbers; it is mostly 1."""
+    if F32(0) < norm < F32(2.0**-100):
+        return F32(2.0**64)
+    return F32(2.0**-64) if norm > F32(2.0**100) else F32(1)
 
-    ``before`` is a power of two; it is not 1 only where rate would not be a normal number.
-    """
-    before = F32(1)
-    if norm < F32(2.0**-100):
-        before = F32(2.0**64)
-    if norm > F32(2.0**100):
-        before = F32(2.0**-64)
+
+@njit(nogil=True, cache=True)
+def _scales(norm, full):
+    """Return (before, rate): ``x · before · rate`` is x in units of norm/full, never above full."""
+    before = _before(norm)
     if norm == F32(0):
         return before, F32(0)
     scaled = F32(norm * before)
@@ -158,14 +152,8 @@ def invalid_norms(norm_bits):
 
 @njit(nogil=True, cache=True)
 def _step(norm, levels):
-    """Return (before, step): ``k · step / before`` is k levels of the norm, never above the norm. ``before``
-    is as in ``_scales``.
-    """
-    before = F32(1)
-    if F32(0) < norm < F32(2.0**-100):
-        before = F32(2.0**64)
-    if norm > F32(2.0**100):
-        before = F32(2.0**-64)
+    """Return (before, step): ``k · step / before`` is k levels of the norm, never above the norm."""
+    before = _before(norm)
     scaled = F32(norm * before)
     step = F32(scaled / F32(levels))
     lower = F32(step * BELOW_ONE)

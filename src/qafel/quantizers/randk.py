@@ -1,41 +1,37 @@
-"""``randk``: k random coordinates, in full precision. Biased with δ = k/d.
-
-``randk:0.1,scaled`` multiplies them by d/k, which makes it unbiased with ω = d/k − 1. Payload: the seed of
-the positions (uint64), then the values (float32).
-"""
+"""``randk``: random coordinates."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar
 
 import numpy as np
 
 from qafel import vectors
+from qafel.coding.lazy import Lazy
 from qafel.coding.rice import Indices
 from qafel.errors import VectorError
-from qafel.quantizers._base import finite_vector, register_quantizer
-from qafel.quantizers._sparse import Sparse, read_keep
-from qafel.quantizers._spec import Arguments
+from qafel.quantizers._base import check_finite, register_quantizer
+from qafel.quantizers._sparse import Sparse
 from qafel.streams import MASK, keys
 from qafel.vectors import Vector
 
 SEED_BYTES = 8
 
+kernels = Lazy("qafel.streams.kernels")
+
 
 @register_quantizer
 @dataclass(frozen=True)
 class RandK(Sparse):
-    """k random coordinates, times d/k if ``scaled``."""
+    """k random coordinates; biased, or times d/k if ``scaled``, which is unbiased with ω = d/k − 1.
+
+    Payload: the seed of the positions (uint64), then the values (float32).
+    """
 
     name = "randk"
     example = "randk:0.1,scaled"
+    flags: ClassVar = ("scaled",)
 
     scaled: bool = False
-
-    @classmethod
-    def from_arguments(cls, arguments: Arguments) -> Self:
-        """Take ``FRACTION`` or ``COUNT``, then ``scaled``."""
-        keep = read_keep(arguments, ("scaled",))
-        return cls(keep, arguments.flag("scaled"))
 
     @property
     def spec(self) -> str:
@@ -59,7 +55,8 @@ class RandK(Sparse):
 
     def encode(self, x: Vector, seed: int) -> bytes:
         """Return the seed of the positions, then the values."""
-        x = finite_vector(x)
+        x = vectors.as_vector(x)
+        check_finite(x)
         head = (int(seed) & MASK).to_bytes(SEED_BYTES, "little")
         values = x[self.positions(head, x.size)]
         if self.scaled and values.size:
@@ -74,8 +71,6 @@ class RandK(Sparse):
 
     def positions(self, data: bytes, size: int) -> Indices:
         """Draw the positions from the seed."""
-        from qafel.streams import kernels
-
         if len(data) != SEED_BYTES:
             raise self.wrong_length(len(data) + 4 * self.kept(size), size)
         indices = np.empty(self.kept(size), np.int64)

@@ -1,6 +1,6 @@
 """``rotated``: a random rotation, a dead zone, an entropy coder. Unbiased, for clients, below one bit.
 
-A rotation (``_rotation``) makes the coordinates y of every block look normally distributed. Rounding towards
+A rotation (see ``eden``) makes the coordinates y of every block look normally distributed. Rounding towards
 zero, q = sign(y)·⌊|y|/s + ⅓⌋, keeps the few large ones; the range coder needs few bits for the zeros. The
 factor ‖y‖²/⟨y, c⟩ of a block, c being the points of q, makes the result unbiased over rotations, as in EDEN.
 At half a bit the error is 0.6 of that of ``dither``; from one bit on ``dither`` has the smaller error.
@@ -13,7 +13,6 @@ the highest on, its class (5), e (5) and m (6): its factor is (1 + m/64)·2^(E �
 """
 
 import math
-import struct
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Self
@@ -21,39 +20,30 @@ from typing import Any, Self
 import numpy as np
 
 from qafel import vectors
-from qafel.coding.gaps import ROUNDING, tables
+from qafel.coding.gaps import BLOCK, ROUNDING, tables
 from qafel.coding.integers import read_streams, write_streams
+from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_parts, scratch
 from qafel.errors import FrameError
-from qafel.quantizers import _rotation, _scaled
 from qafel.quantizers._base import Additive, register_quantizer
-from qafel.quantizers._rotation import BLOCK
+from qafel.quantizers._scaled import rescale
 from qafel.quantizers._spec import Arguments
+from qafel.quantizers.eden import HEAD, blocks, draw_seed
 from qafel.streams import keys
 from qafel.vectors import Vector
 
-HEAD = struct.Struct("<Ih")
 STREAM = 1 << 17
 MAX_EXPONENT, SAFE_EXPONENT, SAFE_SCALE = 300, 60, 100
 """Limits of E: for any payload, for factors that are normal numbers; of the exponent of a scale."""
-STEPS = np.array(
-    [
-        (0.25, 3.9959),
-        (0.35, 3.4924),
-        (0.5, 2.9536),
-        (0.7, 2.4413),
-        (1.0, 1.8984),
-        (1.4, 1.3960),
-        (2.0, 0.8757),
-        (2.5, 0.5508),
-        (3.0, 0.3125),
-        (3.5, 0.1590),
-        (4.0, 0.0725),
-        (4.5, 0.0296),
-    ]
-)
+STEPS = np.array([
+    (0.25, 3.9959), (0.35, 3.4924), (0.5, 2.9536), (0.7, 2.4413), (1.0, 1.8984), (1.4, 1.3960),
+    (2.0, 0.8757), (2.5, 0.5508), (3.0, 0.3125), (3.5, 0.1590), (4.0, 0.0725), (4.5, 0.0296),
+])  # fmt: skip
 """Steps in units of the rms, and the bits per coordinate of normally distributed numbers."""
 MAX_MAGNITUDE = int(BLOCK**0.5 / STEPS[0, 0]) + 2
+
+gaps_kernels = Lazy("qafel.coding.gaps_kernels")
+kernels = Lazy("qafel.quantizers.rotated_kernels")
 
 
 @register_quantizer
@@ -90,25 +80,20 @@ class Rotated(Additive):
         """Return a bound: a coordinate takes 14 bits at most, and those of an excess that is rare because
         the squares of a block's integers add up to 2¹⁴ at most.
         """
-        blocks = _rotation.blocks(size)
-        return HEAD.size + 2 * blocks + 2 * BLOCK * blocks + 6 * _streams(size) if size else 0
+        count = blocks(size)
+        return HEAD.size + 2 * count + 2 * BLOCK * count + 6 * _streams(size) if size else 0
 
     def check(self, data: bytes, size: int) -> None:
         """Raise FrameError if the length of the payload is impossible."""
-        least = HEAD.size + 2 * _rotation.blocks(size) + 6 * _streams(size) - 4 if size else 0
+        least = HEAD.size + 2 * blocks(size) + 6 * _streams(size) - 4 if size else 0
         if not least <= len(data) <= self.max_bytes(size):
             raise self.wrong_length(len(data), size)
 
-    def encode(self, x: Vector, seed: int) -> bytes:
+    def payload(self, x: Vector, seed: int) -> bytes:
         """Return the head, the blocks, the integers."""
-        from qafel.quantizers import rotated_kernels as kernels
-
-        x = vectors.as_vector(x)
-        if not x.size:
-            return b""
-        flat, blocks, signs = vectors.read_only(x), _rotation.blocks(x.size), _rotation.draw_seed(seed)
-        powers, steps, factors = np.empty(blocks), np.empty(blocks), np.empty(blocks, np.float32)
-        classes, codes, random = np.empty(blocks, np.uint8), np.empty(blocks, np.uint16), keys(signs)
+        flat, count, signs = vectors.read_only(x), blocks(x.size), draw_seed(seed)
+        powers, steps, factors = np.empty(count), np.empty(count), np.empty(count, np.float32)
+        classes, codes, random = np.empty(count, np.uint8), np.empty(count, np.uint16), keys(signs)
         largest = max(
             over_parts(lambda start: kernels.powers(flat, start, start + STREAM, powers), x.size, STREAM)
         )
@@ -129,22 +114,15 @@ class Rotated(Additive):
         head = HEAD.pack(signs, top - exponent)
         return head + codes.tobytes() + write_streams(streams)
 
-    def decode_add(self, data: bytes, out: Vector, weight: float = 1.0) -> None:
+    def add(self, data: bytes, weight: np.float32, out: Vector) -> None:
         """Add the points times the factors, rotated back."""
-        from qafel.quantizers import rotated_kernels as kernels
-
-        vectors.check_target(out)
-        self.check(data, out.size)
-        if not out.size:
-            return
-        signs, top = HEAD.unpack_from(data)
-        blocks = _rotation.blocks(out.size)
-        codes = np.frombuffer(data, np.uint16, blocks, HEAD.size)
-        body = np.frombuffer(data, np.uint8, offset=HEAD.size + 2 * blocks)
+        (signs, top), count = HEAD.unpack_from(data), blocks(out.size)
+        codes = np.frombuffer(data, np.uint16, count, HEAD.size)
+        body = np.frombuffer(data, np.uint8, offset=HEAD.size + 2 * count)
         streams = read_streams(body, _streams(out.size))
         if abs(top) > MAX_EXPONENT or streams is None:
             raise FrameError(f"{self.spec}: impossible exponent {top} or streams")
-        places, values = np.empty(blocks * BLOCK, np.int32), np.empty(blocks * BLOCK, np.int16)
+        places, values = np.empty(count * BLOCK, np.int32), np.empty(count * BLOCK, np.int16)
 
         def read(start: int) -> int:
             end, mine = start + STREAM, slice(start // BLOCK, (start + STREAM) // BLOCK)
@@ -155,7 +133,7 @@ class Rotated(Additive):
         if min(counts) < 0:
             raise FrameError(f"{self.spec}: these bytes are not a coding of {out.size} coordinates")
         safe, random = abs(top) <= SAFE_EXPONENT, keys(signs)
-        target, share = (out, np.float32(weight)) if safe else (vectors.zeros(out.size), np.float32(1))
+        target, share = (out, weight) if safe else (vectors.zeros(out.size), np.float32(1))
 
         def add(start: int) -> None:
             end, mine = start + counts[start // STREAM], slice(start // BLOCK, (start + STREAM) // BLOCK)
@@ -164,7 +142,7 @@ class Rotated(Additive):
 
         over_parts(add, out.size, STREAM)
         if not safe:
-            out += np.float32(weight) * _scaled.rescale(target, -top)
+            out += weight * rescale(target, -top)
 
 
 def _streams(size: int) -> int:
@@ -175,9 +153,6 @@ def _encode_stream(
     x: Vector, start: int, scale: Any, steps: Any, random: Any, factors: Any, classes: Any
 ) -> bytes:
     """Quantize the blocks from ``start`` on; write their factors and classes, return their integers."""
-    from qafel.coding import gaps_kernels
-    from qafel.quantizers import rotated_kernels as kernels
-
     size = steps.size * BLOCK + 1
     room = scratch(6 * size + 2 * gaps_kernels.max_words(size))
     places, values = room[: 4 * size].view(np.int32), room[4 * size : 6 * size].view(np.int16)

@@ -3,19 +3,12 @@
 import numpy as np
 from numba import njit
 
-from qafel.coding.gaps import ROUNDING
+from qafel.coding.gaps import BLOCK, ROUNDING
 from qafel.coding.gaps_kernels import decode
+from qafel.coding.numbers import F32, F64, I16, U16, U32, U64, UINT
 from qafel.coding.simd import LANES, at_least, zeros_below
-from qafel.quantizers._rotation import BLOCK
-from qafel.quantizers._rotation_kernels import WORDS, rotate, rotate_back, signs
+from qafel.quantizers.eden_kernels import WORDS, rotate, rotate_back, signs
 
-F32 = np.float32
-F64 = np.float64
-I16 = np.int16
-U16 = np.uint16
-U32 = np.uint32
-U64 = np.uint64
-UINT = np.uintp
 PLACE = 0.4
 """The cell of integer k begins at k − ROUNDING; its point is PLACE further on."""
 NEGLIGIBLE = 2.0**-50

@@ -1,34 +1,27 @@
-"""``topk``: the k coordinates of largest magnitude, in full precision. Biased; δ = k/d.
-
-Equal magnitudes are taken in the order of their positions. Payload: the positions (``qafel.coding.rice``),
-then the values (float32).
-"""
+"""``topk``: the largest coordinates."""
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
+from qafel import vectors
 from qafel.coding.rice import Indices, decode_indices, encode_indices, max_index_bytes
-from qafel.quantizers._base import finite_vector, register_quantizer
-from qafel.quantizers._sparse import Sparse, read_keep
-from qafel.quantizers._spec import Arguments
+from qafel.quantizers._base import check_finite, register_quantizer
+from qafel.quantizers._sparse import Sparse
 from qafel.vectors import Vector
 
 
 @register_quantizer
 @dataclass(frozen=True)
 class TopK(Sparse):
-    """The k coordinates of largest magnitude."""
+    """The k coordinates of largest magnitude; equal ones in the order of their positions. Biased.
+
+    Payload: the positions (``qafel.coding.rice``), then the values (float32).
+    """
 
     name = "topk"
     example = "topk:0.1"
     unbiased = False
-
-    @classmethod
-    def from_arguments(cls, arguments: Arguments) -> Self:
-        """Take ``FRACTION`` or ``COUNT``."""
-        return cls(read_keep(arguments))
 
     def max_bytes(self, size: int) -> int:
         """Return the length for the positions that take the most bytes."""
@@ -37,7 +30,8 @@ class TopK(Sparse):
     def encode(self, x: Vector, seed: int) -> bytes:
         """Return the positions, then the values."""
         del seed
-        x = finite_vector(x)
+        x = vectors.as_vector(x)
+        check_finite(x)
         indices = largest(x, self.kept(x.size))
         return encode_indices(indices, x.size) + x[indices].tobytes()
 

@@ -63,11 +63,12 @@ def run(
 ) -> Result:
     """Run these settings; in a folder, save a checkpoint every ``checkpoint_seconds``."""
     check_extras(tensorboard=tensorboard)
+    options: Any = {"workers": workers, "checkpoint_seconds": checkpoint_seconds, "progress": progress}
     learner = chosen.learner()
     settings = _resolved(chosen, learner)
     folder = None if out is None else RunFolder.create(out, header(chosen) + settings.to_toml())
     try:
-        simulation = _simulation(settings, learner, folder, workers, checkpoint_seconds, progress)
+        simulation = Simulation(settings, learner, folder=folder, layout=learner.layout, **options)
         return _finish(simulation, tensorboard)
     except BaseException:
         if folder is not None and folder.checkpoint() is None:
@@ -76,25 +77,6 @@ def run(
     finally:
         if folder is not None:
             folder.close()
-
-
-def _simulation(
-    settings: Settings,
-    learner: Any,
-    folder: RunFolder | None,
-    workers: int | None,
-    checkpoint_seconds: float,
-    progress: Progress,
-) -> Simulation:
-    return Simulation(
-        settings,
-        learner,
-        workers=workers,
-        folder=folder,
-        layout=learner.layout,
-        checkpoint_seconds=checkpoint_seconds,
-        progress=progress,
-    )
 
 
 def header(chosen: Settings) -> str:
@@ -124,6 +106,7 @@ def resume(
     If its data or model was a function that cannot be imported, pass it again: ``model=…, data=…``.
     """
     check_extras(tensorboard=tensorboard)
+    options: Any = {"workers": workers, "checkpoint_seconds": checkpoint_seconds, "progress": progress}
     folder = RunFolder.open(Path(out))
     try:
         chosen = read_settings(folder.path / "config.toml")
@@ -135,7 +118,7 @@ def resume(
         learner = chosen.learner()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QafelWarning)
-            simulation = _simulation(chosen, learner, folder, workers, checkpoint_seconds, progress)
+            simulation = Simulation(chosen, learner, folder=folder, layout=learner.layout, **options)
             saved = folder.checkpoint()
             if saved is None:
                 folder.truncate(0)

@@ -85,14 +85,8 @@ def _one(chosen: Settings, folder: Path, workers: int, tell: Tell) -> None:
     def progress(run: Simulation) -> None:
         nonlocal last
         if run.tracker.totals.uploads - last >= 100:
-            last = run.tracker.totals.uploads
-            tell(
-                State(
-                    folder.name,
-                    run.tracker.totals.uploads,
-                    run.tracker.points[-1].smoothed["accuracy"] if run.tracker.points else 0.0,
-                )
-            )
+            last, points = run.tracker.totals.uploads, run.tracker.points
+            tell(State(folder.name, last, points[-1].smoothed["accuracy"] if points else 0.0))
 
     try:
         comparison.one(chosen, folder, workers, progress)

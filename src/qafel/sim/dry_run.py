@@ -5,7 +5,7 @@ import numpy as np
 
 from qafel.errors import ConfigError
 from qafel.sim.settings import Settings
-from qafel.sim.timeline import Timeline
+from qafel.sim.timeline import Timeline, kernels
 
 
 class DryRun(msgspec.Struct, frozen=True):
@@ -30,18 +30,18 @@ def run_timeline(settings: Settings, clients: int) -> DryRun:
             "with bandwidths the clock depends on the training; leave them out, or use qafel run"
         )
     timeline = Timeline(settings, clients=clients)
-    k, limit = timeline._k, float("inf") if settings.max_staleness is None else settings.max_staleness
+    limit = float("inf") if settings.max_staleness is None else settings.max_staleness
     events = reports = lost = rejected = away = 0
     histogram = np.zeros(0, np.int64)
     ended = False
     while reports < settings.uploads and not ended:
         count, ended = timeline.block()
         kinds, _, whose = timeline.columns
-        staleness = whose[:count, 3][kinds[:count] == k.REPORT]
+        staleness = whose[:count, 3][kinds[:count] == kernels.REPORT]
         events, reports = events + count, reports + len(staleness)
-        lost += int((kinds[:count] == k.LOST).sum())
+        lost += int((kinds[:count] == kernels.LOST).sum())
         rejected += int((staleness > limit).sum())
-        away += int((kinds[:count] == k.AWAY).sum())
+        away += int((kinds[:count] == kernels.AWAY).sum())
         counts = np.bincount(staleness[staleness <= limit], minlength=len(histogram))
         counts[: len(histogram)] += histogram
         histogram = counts
@@ -49,7 +49,7 @@ def run_timeline(settings: Settings, clients: int) -> DryRun:
         events=events,
         uploads=reports,
         time=timeline.now,
-        steps=int(timeline._counters[k.VERSION]),
+        steps=int(timeline._counters[kernels.VERSION]),
         concurrency=timeline.concurrency,
         staleness=histogram.tolist(),
         lost=lost,

@@ -13,22 +13,8 @@ FULL, NEEDS_ARRIVALS, NEEDS_DRAWS, NEEDS_CLIENTS, NEEDS_ROOM, ENDED, ASKS = 0, 1
 OPEN, REFILL, CLOSED, ROUNDS = 0, 1, 2, 3
 
 # counters
-(
-    TASKS,
-    IN_FLIGHT,
-    VERSION,
-    DELIVERED,
-    BUFFERED,
-    HEAP,
-    FREE,
-    ARRIVAL,
-    CLIENT,
-    PUSHES,
-    PENDING,
-    FORCED,
-    DRAWN,
-    RESTARTED,
-) = range(14)
+TASKS, IN_FLIGHT, VERSION, DELIVERED, BUFFERED, HEAP, FREE = range(7)
+ARRIVAL, CLIENT, PUSHES, PENDING, FORCED, DRAWN, RESTARTED = range(7, 14)
 COUNTERS = 14
 NOW, AREA, LENGTH = 0, 1, 2
 CLOCKS = 3
@@ -125,17 +111,8 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
             busy[client] += 1
             counters[TASKS] += 1
             counters[IN_FLIGHT] += 1
-            _emit(
-                kinds,
-                times,
-                whose,
-                n,
-                NEVER if dropped else START,
-                clocks[NOW],
-                slots,
-                slot,
-                counters[DELIVERED],
-            )
+            kind = NEVER if dropped else START
+            _emit(kinds, times, whose, n, kind, clocks[NOW], slots, slot, counters[DELIVERED])
             due_times[n] = clocks[NOW] + length
             n += 1
             if live:

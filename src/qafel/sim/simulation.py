@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,20 +24,39 @@ from qafel.client import Advanced, Client
 from qafel.coding.threads import cores
 from qafel.errors import ConfigError, QafelError, StateError
 from qafel.runs.folder import RunFolder
-from qafel.runs.tracker import Tracker, mean_metrics, model_digest
+from qafel.runs.tracker import Totals, Tracker, mean_metrics, model_digest
 from qafel.server import Server, Stepped
 from qafel.sim.clock import Times
 from qafel.sim.frames import Frames
+from qafel.sim.frames import State as FramesState
 from qafel.sim.pool import InProcess, Learner
-from qafel.sim.saved import Saved
 from qafel.sim.settings import Settings
-from qafel.sim.timeline import Event, Timeline
+from qafel.sim.timeline import Event, Timeline, kernels
 from qafel.sim.workers import Workers
 from qafel.vectors import Layout, Vector
-from qafel.wire import Rejected
+from qafel.wire import Rejected, Sealed
 
 CHECKPOINT_SECONDS = 30.0
 """The default time between two checkpoints."""
+
+
+class Saved(Sealed, frozen=True):
+    """Everything that decides what happens next in a simulation, and what was measured so far."""
+
+    MAGIC: ClassVar[bytes] = b"QR"
+    FORMAT: ClassVar[int] = 3
+
+    settings: str
+    fingerprint: int
+    server: bytes
+    follower: bytes
+    timeline: bytes
+    frames: FramesState
+    sent: list[bytes]
+    known: bytes
+    totals: Totals
+    seconds: dict[str, float]
+    metrics_bytes: int
 
 
 class Simulation:
@@ -116,25 +135,25 @@ class Simulation:
             self.frames.close()
 
     def _handle(self, event: Event) -> None:
-        k, tracker = self.timeline._k, self.tracker
+        tracker = self.tracker
         tracker.advance(event.time)
         if tracker.reason is not None:
             return
-        if event.kind == k.REPORT:
+        if event.kind == kernels.REPORT:
             self._report(event)
-        elif event.kind in (k.START, k.NEVER):
+        elif event.kind in (kernels.START, kernels.NEVER):
             tracker.totals.in_flight += 1
-            if event.kind == k.START:
+            if event.kind == kernels.START:
                 self.pool.start(event)
             delay = self._download(event)
             if self.timeline.asks:
                 self.timeline.answer(delay)
-        elif event.kind == k.TRAINED:
+        elif event.kind == kernels.TRAINED:
             self.pool.wait(event.serial)
             self.timeline.answer(_transfer(self.frames.size(event.serial), self.settings.up_bandwidth))
-        elif event.kind == k.DELIVER:
+        elif event.kind == kernels.DELIVER:
             self._deliver(self._sent.popleft())
-        elif event.kind == k.AWAY:
+        elif event.kind == kernels.AWAY:
             tracker.totals.turned_away += 1
         else:
             tracker.totals.in_flight -= 1

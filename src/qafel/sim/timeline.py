@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError, StateError
 from qafel.sim.clock import Times, duration_sampler, trace
 from qafel.sim.settings import Settings
@@ -36,6 +37,8 @@ from qafel.streams import generator
 
 BLOCK = 8192
 EVENTS = 4096
+
+kernels = Lazy("qafel.sim.kernels")
 
 
 class Event(NamedTuple):
@@ -70,18 +73,12 @@ class Timeline:
     """An iterator of events."""
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        clients: int,
-        durations: Callable[[int], Times] | None = None,
+        self, settings: Settings, *, clients: int, durations: Callable[[int], Times] | None = None
     ) -> None:
         """``durations(block)``, if given, are the training times of a block's tasks in order."""
-        from qafel.sim import kernels
-
         seed, mode = settings.seed, settings.arrival_process
         self.settings, self.live = settings, settings.live
-        self._k, self._seed, self._clients = kernels, seed, clients
+        self._seed, self._clients = seed, clients
         draw = duration_sampler(settings.duration)
         self._durations = durations or (lambda block: draw(generator(seed, "durations", block), BLOCK))
         modes = {"refill": kernels.REFILL, "closed": kernels.CLOSED, "rounds": kernels.ROUNDS}
@@ -116,20 +113,21 @@ class Timeline:
         self._events = np.empty(ahead, np.int64), np.empty(ahead), whose, np.zeros(ahead)
         self._ahead: Iterator[Event] = iter(())
         self._last: Event | None = None
-        self._asked = False
+        self.asks = False
+        """Whether the last event needs an answer."""
 
     def _kernel_rules(self) -> tuple[Any, ...]:
         """The rules of this clock as ``kernels.advance`` takes them; ConfigError if they cannot be met."""
         settings, clients, buffer_size = self.settings, self._clients, self.settings.job(1).buffer_size
         limit, idle = settings.concurrency, settings.sampling == "idle"
-        if self._mode == self._k.REFILL and idle and (limit or 0) > clients:
+        if self._mode == kernels.REFILL and idle and (limit or 0) > clients:
             raise ConfigError(f"concurrency is {limit}, but there are only {clients} clients")
-        if self._mode == self._k.ROUNDS and buffer_size > clients:
+        if self._mode == kernels.ROUNDS and buffer_size > clients:
             raise ConfigError(
                 f"a round has buffer_size = {buffer_size} clients, but there are only {clients}"
             )
         max_staleness = -1 if settings.max_staleness is None else settings.max_staleness
-        cap = limit if self._mode == self._k.OPEN and limit is not None else 0
+        cap = limit if self._mode == kernels.OPEN and limit is not None else 0
         instant = settings.down_bandwidth is None or settings.downlink == "catch-up"
         dropouts = float(settings.dropouts)
         return self._mode, buffer_size, max_staleness, cap, idle, self.live, instant, dropouts
@@ -143,7 +141,7 @@ class Timeline:
             if event is not None:
                 self._last = event
                 return event
-            if self._asked:
+            if self.asks:
                 raise StateError("the timeline waits for an answer: how long the transfer takes")
             count, ended = self.block()
             if not count and ended:
@@ -154,68 +152,48 @@ class Timeline:
 
     def block(self) -> tuple[int, bool]:
         """Compute at most a block of events: (their number, whether they are the last)."""
-        k, count = self._k, 0
+        count = 0
         while not count:
-            count, why = k.advance(
-                self._rules,
-                self._counters,
-                self._clocks,
-                self._heap,
-                self._slots,
-                self._free,
-                self._people,
-                self._draws,
-                self._arrivals,
-                self._events,
-            )
-            if why == k.NEEDS_DRAWS:
+            clock = self._rules, self._counters, self._clocks, self._heap, self._slots, self._free
+            count, why = kernels.advance(*clock, self._people, self._draws, self._arrivals, self._events)
+            if why == kernels.NEEDS_DRAWS:
                 self._draw_block()
-            elif why == k.NEEDS_CLIENTS:
+            elif why == kernels.NEEDS_CLIENTS:
                 self._draw_clients()
-            elif why == k.NEEDS_ARRIVALS:
+            elif why == kernels.NEEDS_ARRIVALS:
                 self._draw_arrivals()
-            elif why == k.NEEDS_ROOM:
+            elif why == kernels.NEEDS_ROOM:
                 self._room(2 * len(self._slots))
-            elif why == k.ENDED:
+            elif why == kernels.ENDED:
                 return count, True
-        self._asked = why == k.ASKS
+        self.asks = why == kernels.ASKS
         return count, False
 
     def answer(self, delay: float) -> None:
         """Say how long the transfer takes that the last event began; only when ``live``."""
-        k, event = self._k, self._last
-        if not self._asked or event is None:
+        event = self._last
+        if not self.asks or event is None:
             raise StateError("the timeline does not wait for an answer")
-        self._asked = False
-        now = float(self._clocks[k.NOW])
-        if event.kind in (k.START, k.NEVER):
-            due, kind = (
-                now + delay + float(self._clocks[k.LENGTH]),
-                k.TRAINED if event.kind == k.START else k.LOST,
-            )
-            self._clocks[k.LENGTH] = -1
-            k.push(self._counters, *self._heap, due, kind, event.slot)
-        elif event.kind == k.TRAINED:
-            k.push(self._counters, *self._heap, now + delay, k.REPORT, event.slot)
-        else:
-            self._before = max(self._before, now) + delay
-            version = int(self._counters[k.VERSION])
-            k.push(self._counters, *self._heap, self._before, k.DELIVER, version)
-
-    @property
-    def asks(self) -> bool:
-        """Whether the last event needs an answer."""
-        return self._asked
+        self.asks = False
+        due, kind, slot = self.now + delay, kernels.REPORT, event.slot
+        if event.kind in (kernels.START, kernels.NEVER):
+            due += float(self._clocks[kernels.LENGTH])
+            kind = kernels.TRAINED if event.kind == kernels.START else kernels.LOST
+            self._clocks[kernels.LENGTH] = -1
+        elif event.kind != kernels.TRAINED:
+            due = self._before = max(self._before, self.now) + delay
+            kind, slot = kernels.DELIVER, int(self._counters[kernels.VERSION])
+        kernels.push(self._counters, *self._heap, due, kind, slot)
 
     @property
     def now(self) -> float:
         """The time of the newest event computed."""
-        return float(self._clocks[self._k.NOW])
+        return float(self._clocks[kernels.NOW])
 
     @property
     def concurrency(self) -> float:
         """The mean number of clients in flight, over time."""
-        return float(self._clocks[self._k.AREA]) / self.now if self.now else 0.0
+        return float(self._clocks[kernels.AREA]) / self.now if self.now else 0.0
 
     @property
     def columns(self) -> tuple[Any, Any, Any]:
@@ -224,61 +202,48 @@ class Timeline:
 
     def _room(self, size: int) -> None:
         """Make room for this many tasks in flight."""
-        k = self._k
         heap = np.zeros(2 * size + 4), np.zeros(2 * size + 4, np.int64), np.zeros((2 * size + 4, 2), np.int64)
-        slots, free = np.zeros((size, k.FIELDS), np.int64), np.zeros(size, np.int64)
+        slots, free = np.zeros((size, kernels.FIELDS), np.int64), np.zeros(size, np.int64)
         before = len(self._slots)
         if before:
             for new, old in zip(heap, self._heap, strict=True):
                 new[: len(old)] = old
             slots[:before] = self._slots
-            free[: self._counters[k.FREE]] = self._free[: self._counters[k.FREE]]
+            free[: self._counters[kernels.FREE]] = self._free[: self._counters[kernels.FREE]]
         added = np.arange(size - 1, before - 1, -1)
-        free[self._counters[k.FREE] : self._counters[k.FREE] + len(added)] = added
-        self._counters[k.FREE] += len(added)
+        free[self._counters[kernels.FREE] : self._counters[kernels.FREE] + len(added)] = added
+        self._counters[kernels.FREE] += len(added)
         self._heap, self._slots, self._free = heap, slots, free
 
     def _draw_block(self) -> None:
         """Draw durations and drop-outs of the next block of tasks."""
-        k = self._k
-        block = int(self._counters[k.TASKS]) // BLOCK
-        self._draws = (
-            self._durations(block),
-            generator(self._seed, "dropouts", block).random(BLOCK),
-            self._draws[2],
-        )
-        self._counters[k.DRAWN] = (block + 1) * BLOCK
+        block = int(self._counters[kernels.TASKS]) // BLOCK
+        dropping = generator(self._seed, "dropouts", block).random(BLOCK)
+        self._draws = self._durations(block), dropping, self._draws[2]
+        self._counters[kernels.DRAWN] = (block + 1) * BLOCK
 
     def _draw_clients(self) -> None:
         """Draw the next block of clients."""
         arrivals, block = self._blocks
-        self._draws = (
-            *self._draws[:2],
-            generator(self._seed, "clients", block).integers(0, self._clients, BLOCK),
-        )
+        chosen = generator(self._seed, "clients", block).integers(0, self._clients, BLOCK)
+        self._draws = *self._draws[:2], chosen
         self._blocks = arrivals, block + 1
-        self._counters[self._k.CLIENT] = 0
+        self._counters[kernels.CLIENT] = 0
 
     def _draw_arrivals(self) -> None:
         """Draw the next block of open arrivals."""
         block, clients = self._blocks
         if self._trace is not None:
             self._arrivals = (*self._trace, True)
-        elif self.settings.arrival_process == "poisson":
-            gaps = generator(self._seed, "arrivals", block).standard_exponential(BLOCK) / self.settings.rate
-            times = np.cumsum(np.concatenate([[self._gap_total], gaps]))[1:]
-            self._gap_total = float(times[-1])
-            self._arrivals = self._of_any_client(times)
         else:
-            self._arrivals = self._of_any_client(
-                np.arange(block * BLOCK, (block + 1) * BLOCK) / self.settings.rate
-            )
+            starts = np.arange(block * BLOCK, (block + 1) * BLOCK) / self.settings.rate
+            if self.settings.arrival_process == "poisson":
+                gaps = generator(self._seed, "arrivals", block).standard_exponential(BLOCK)
+                starts = np.cumsum(np.concatenate([[self._gap_total], gaps / self.settings.rate]))[1:]
+                self._gap_total = float(starts[-1])
+            self._arrivals = starts, np.full(BLOCK, -1), np.full(BLOCK, -1.0), False
         self._blocks = block + 1, clients
-        self._counters[self._k.ARRIVAL] = 0
-
-    @staticmethod
-    def _of_any_client(times: Any) -> tuple[Any, ...]:
-        return times, np.full(BLOCK, -1), np.full(BLOCK, -1.0), False
+        self._counters[kernels.ARRIVAL] = 0
 
     def state(self) -> bytes:
         """Everything that decides what happens next."""

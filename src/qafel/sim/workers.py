@@ -80,14 +80,6 @@ class _Shared:
         os.set_blocking(self._key[0], False)
         os.write(self._key[1], b".")
 
-    def put(self, box: int, data: bytes) -> None:
-        """Write into a box."""
-        self.boxes[box, : len(data)] = np.frombuffer(data, np.uint8)
-
-    def take(self, box: int, length: int) -> bytes:
-        """Read from a box."""
-        return bytes(self.boxes[box, :length])
-
     @property
     def length(self) -> int:
         """The length of the queue."""
@@ -119,7 +111,7 @@ class _Shared:
         held = len(os.read(self.tokens[0], 1 + many))
         if not held:
             return []
-        with self.locked(_check_parent(self.parent)):
+        with self.locked(self._check_parent):
             first, length = int(self.ends[0]), self.length
             self.ends[0] += held
             orders: list[Any] = self.queue[first : first + held].tolist()
@@ -127,21 +119,16 @@ class _Shared:
             os.write(self.bell[1], b".")
         return orders
 
+    def _check_parent(self) -> None:
+        """End this worker when the process that forked it is gone."""
+        if os.getppid() != self.parent:
+            os._exit(0)
+
     def close(self) -> None:
         """Close the pipes."""
         for end in (*self.tokens, *self.answers, *self.bell, *self._key):
             with contextlib.suppress(OSError):
                 os.close(end)
-
-
-def _check_parent(parent: int) -> Callable[[], None]:
-    """End this worker when the process that forked it is gone."""
-
-    def check() -> None:
-        if os.getppid() != parent:
-            os._exit(0)
-
-    return check
 
 
 def _array(shape: tuple[int, ...], kind: Any) -> Any:
@@ -277,7 +264,7 @@ class Workers:
             return False
         for kind, box, serial, length in _ANSWER.iter_unpack(data):
             self._boxes.append(box)
-            content = self._shared.take(box, length)
+            content = bytes(self._shared.boxes[box, :length])
             if kind == FAILED:
                 error, message, remote = content.decode(errors="replace").split("\0", 2)
                 if error == DivergenceError.__name__:
@@ -314,7 +301,7 @@ def _work(k: int, shared: _Shared, job: Job, learner: Learner) -> None:
     versions.flags.writeable = model.flags.writeable = False
 
     def answer(kind: int, box: int, serial: int, content: bytes) -> bytes:
-        shared.put(box, content)
+        shared.boxes[box, : len(content)] = np.frombuffer(content, np.uint8)
         return _ANSWER.pack(kind, box, serial, len(content))
 
     def answers(orders: list[Any]) -> Iterator[bytes]:

@@ -13,13 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from qafel.errors import ConfigError
-from qafel.streams import generator
 from qafel.tasks import cnn, models
+from qafel.tasks.models import Tensor, functional, nn, torch
 from qafel.vectors import Vector
 
 Labels = npt.NDArray[np.int64]
@@ -36,23 +33,6 @@ class Engine(Protocol):
 
     def scores(self, y: Vector, x: Vector) -> Vector:
         """The outputs of the model with parameters ``y``, one row per sample."""
-
-
-class Kernel:
-    """The hand-written kernels of the paper's CNN."""
-
-    name = "kernel"
-
-    def __init__(self, module: models.Cnn) -> None:
-        self._cnn = cnn.Cnn(module.shape[0], module.shape[1], module.classes, module.dropout)
-
-    def gradient(self, y: Vector, x: Vector, labels: Labels, seed: int) -> tuple[Vector, float]:
-        """See Engine."""
-        return self._cnn.gradient(y, x, labels, generator(seed, "dropout"))
-
-    def scores(self, y: Vector, x: Vector) -> Vector:
-        """See Engine."""
-        return self._cnn.scores(y, x)
 
 
 class Torch:
@@ -154,7 +134,7 @@ def engine(name: str, module: nn.Module, shape: tuple[int, ...], batch: int, dev
             "the engine kernel is for the model cnn on the device cpu only; use auto, plain or compile"
         )
     if isinstance(module, models.Cnn) and is_cnn and name in ("auto", "kernel"):
-        return Kernel(module)
+        return cnn.Cnn(module.shape[0], module.shape[1], module.classes, module.dropout)
     if name == "compile" and not compiler():
         raise ConfigError("the engine compile needs a C++ compiler; install one or use the engine plain")
     check_device(device)

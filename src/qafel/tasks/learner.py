@@ -8,8 +8,10 @@ from typing import Any
 from qafel import wire
 from qafel.client import Task
 from qafel.errors import ConfigError
+from qafel.tasks import engines, models
 from qafel.tasks.data.table import Population
 from qafel.tasks.local import LocalSgd
+from qafel.tasks.models import torch
 from qafel.vectors import Layout, Vector
 
 CHUNK = 64
@@ -33,8 +35,6 @@ class Learner:
         held_out_samples: int = 1000,
         seed: int = 0,
     ) -> None:
-        from qafel.tasks import engines, models
-
         self.population, self.sgd, self.clients = population, sgd, population.clients
         self._held_x, self._held_labels = population.held_out(held_out_samples)
         if not len(self._held_labels):
@@ -45,8 +45,6 @@ class Learner:
         self.x: Vector = models.flat(module)
         held = wire.fingerprint(self._held_x.tobytes(), self.clients)
         self.fingerprint = wire.fingerprint(self.x.tobytes() + self._held_labels.tobytes(), held)
-        import torch
-
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -57,8 +55,6 @@ class Learner:
 
     def _check(self, population: Population) -> None:
         """Try the model on one sample, so that errors are raised before the run starts."""
-        import torch
-
         before = [b.clone() for b in self._module.buffers()]
         try:
             outputs = self._engine.scores(self.x, self._held_x[:1])
@@ -95,16 +91,12 @@ class Learner:
 
     def prepare(self) -> None:
         """Prepare this process for training: one thread, and an allocator that keeps its memory."""
-        import torch
-
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         keep_memory()
 
     def release(self) -> None:
         """Restore the number of threads."""
-        import torch
-
         torch.set_num_threads(self._threads)
 
     def samples(self, client: int) -> tuple[Vector, Any]:
@@ -117,10 +109,8 @@ class Learner:
 
     def evaluate(self, x: Vector, chunk: int) -> dict[str, float]:
         """Metrics on one chunk of the held-out samples, each summed over the samples of the chunk."""
-        from qafel.tasks.engines import evaluate
-
         rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
-        return evaluate(self._engine.scores(x, self._held_x[rows]), self._held_labels[rows])
+        return engines.evaluate(self._engine.scores(x, self._held_x[rows]), self._held_labels[rows])
 
     @property
     def engine_name(self) -> str:

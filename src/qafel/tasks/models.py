@@ -20,9 +20,10 @@ from qafel.tasks import cnn
 from qafel.vectors import Layout, Vector
 
 try:
-    import torch
-    from torch import Tensor, nn
-    from torch.nn import functional
+    import torch as torch  # every other module takes PyTorch from here
+    from torch import Tensor as Tensor
+    from torch import nn as nn
+    from torch.nn import functional as functional
 except ImportError as error:
     raise MissingExtraError("training models", "torch") from error
 

@@ -10,9 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from qafel import vectors
+from qafel.coding.lazy import Lazy
+from qafel.streams import generator
 from qafel.vectors import Vector
 
 CHANNELS = 32
+
+_kernels = Lazy("qafel.tasks.cnn.kernels")
 
 
 def shapes(colours: int, size: int, classes: int) -> dict[str, tuple[int, ...]]:
@@ -38,7 +42,12 @@ LAYOUT = vectors.Layout.of(shapes(3, 32, 2))
 
 
 class Cnn:
-    """The CNN for images of one size, with its work memory; an object must not be shared between threads."""
+    """The engine ``kernel``: the CNN for images of one size, with its work memory.
+
+    An object must not be shared between threads.
+    """
+
+    name = "kernel"
 
     def __init__(self, colours: int = 3, size: int = 32, classes: int = 2, dropout: float = 0.1) -> None:
         self.layout = vectors.Layout.of(shapes(colours, size, classes))
@@ -57,46 +66,34 @@ class Cnn:
             tuple(np.zeros(shape, np.int32) for shape in pooled),
             _zeros(*pooled[3]),
             tuple(_zeros(*shape) for shape in pooled),
-            _zeros((size + 2) * CHANNELS),
-            _zeros((size + 2) * CHANNELS),
-            _zeros(CHANNELS),
-            _zeros(CHANNELS),
-            _zeros(CHANNELS),
+            *(_zeros((size + 2) * CHANNELS) for _ in range(2)),
+            *(_zeros(CHANNELS) for _ in range(3)),
         )
 
     def gradient(
-        self, y: Vector, images: Vector, labels: npt.NDArray[np.int64], rng: np.random.Generator
+        self, y: Vector, x: Vector, labels: npt.NDArray[np.int64], seed: int
     ) -> tuple[Vector, float]:
-        """The gradient of the mean cross-entropy at ``y``, with dropout from ``rng``, and the loss."""
-        from qafel.tasks.cnn import kernels
-
-        keep = np.ones((len(images), self.features), np.float32)
+        """The gradient of the mean cross-entropy at ``y``, with dropout from ``seed``, and the loss."""
+        keep = np.ones((len(x), self.features), np.float32)
         if self.dropout:
-            kept = rng.random(keep.shape, dtype=np.float32) >= np.float32(self.dropout)
+            random = generator(seed, "dropout").random(keep.shape, dtype=np.float32)
+            kept = random >= np.float32(self.dropout)
             np.divide(kept, np.float32(1 - self.dropout), out=keep, dtype=np.float32)
         weights = tuple(_zeros(3, 3 * c, CHANNELS) for c in self._channels)
         gamma, beta = _zeros(CHANNELS), _zeros(CHANNELS)
         last, last_bias = _zeros(self.classes, self.features), _zeros(self.classes)
-        loss = kernels.gradient(
-            np.ascontiguousarray(images, np.float32),
-            labels,
-            keep,
-            self._model(y),
-            self._memory,
-            (weights, gamma, beta, last, last_bias),
-        )
+        images, grads = np.ascontiguousarray(x, np.float32), (weights, gamma, beta, last, last_bias)
+        loss = _kernels.gradient(images, labels, keep, self._model(y), self._memory, grads)
         parts: list[Vector] = []
         for c, d_weights in zip(self._channels, weights, strict=True):
             parts += [d_weights.reshape(3, 3, c, CHANNELS).transpose(3, 2, 0, 1).ravel(), _zeros(CHANNELS)]
         spread = last.reshape(self.classes, self.side, self.side, CHANNELS).transpose(0, 3, 1, 2)
         return np.concatenate([*parts, gamma, beta, spread.ravel(), last_bias]), float(loss)
 
-    def scores(self, y: Vector, images: Vector) -> Vector:
+    def scores(self, y: Vector, x: Vector) -> Vector:
         """The scores of each image, one per class."""
-        from qafel.tasks.cnn import kernels
-
-        out = _zeros(len(images), self.classes)
-        kernels.scores(np.ascontiguousarray(images, np.float32), self._model(y), self._memory, out)
+        out = _zeros(len(x), self.classes)
+        _kernels.scores(np.ascontiguousarray(x, np.float32), self._model(y), self._memory, out)
         return out
 
     def _model(self, y: Vector) -> tuple[Any, ...]:

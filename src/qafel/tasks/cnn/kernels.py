@@ -8,11 +8,10 @@ largest of four normalised numbers is stored with its position, and only that po
 import numpy as np
 from numba import njit
 
+from qafel.coding.numbers import F32, I32
+from qafel.coding.numbers import UINT as U
 from qafel.tasks.cnn.tile import tile1, tile4, tile5, tile6, tile7, unpool
 
-F32 = np.float32
-I32 = np.int32
-U = np.uintp
 CHANNELS = 32
 EPSILON = F32(1e-5)
 NOWHERE = I32(4)
@@ -21,30 +20,33 @@ _options = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"
 
 
 @njit(**_options)
-def _products(
-    source, row, height_step, step, weights, weight_row, start, start_step, out, height, rows, count
-):
-    """Compute ``height`` rows of 32 sums in tiles; weights and sums have rows of 32."""
-    n = CHANNELS
+def _products(source, weights, start, out, shape):
+    """Compute ``height`` rows of 32 sums in tiles; weights and sums have rows of 32.
+
+    ``source`` is (address, row, height step, step), ``weights`` (address, row), ``start`` (address, step),
+    ``shape`` (height, rows, count); see ``tile``.
+    """
+    of, row, height_step, step = source
+    (height, rows, count), start_step, weight_row = shape, start[1], weights[1]
     for half in range(2):
-        w, s, o = weights + 64 * half, start + 64 * half, out + 64 * half
+        w, s, o = weights[0] + 64 * half, start[0] + 64 * half, out + 64 * half
         h = 0
         while h < height:
             left = height - h
             tall = 7 if left == 7 else 4 if left in (4, 8) else 5 if left in (5, 9, 10) else 6
             if left < 4:
                 tall = 1
-            a, b, c = source + 4 * h * height_step, s + 4 * h * start_step, o + 4 * h * n
+            a, b, c = of + 4 * h * height_step, s + 4 * h * start_step, o + 4 * h * CHANNELS
             if tall == 6:
-                tile6(a, row, height_step, step, w, weight_row, n, b, start_step, c, n, rows, count)
+                tile6(a, row, height_step, step, w, weight_row, b, start_step, c, rows, count)
             elif tall == 7:
-                tile7(a, row, height_step, step, w, weight_row, n, b, start_step, c, n, rows, count)
+                tile7(a, row, height_step, step, w, weight_row, b, start_step, c, rows, count)
             elif tall == 5:
-                tile5(a, row, height_step, step, w, weight_row, n, b, start_step, c, n, rows, count)
+                tile5(a, row, height_step, step, w, weight_row, b, start_step, c, rows, count)
             elif tall == 1:
-                tile1(a, row, height_step, step, w, weight_row, n, b, start_step, c, n, rows, count)
+                tile1(a, row, height_step, step, w, weight_row, b, start_step, c, rows, count)
             else:
-                tile4(a, row, height_step, step, w, weight_row, n, b, start_step, c, n, rows, count)
+                tile4(a, row, height_step, step, w, weight_row, b, start_step, c, rows, count)
             h += tall
 
 
@@ -65,24 +67,15 @@ def _convolve(padded, weights, bias, z):
     inner, wide, c = padded.shape[0] - 4, padded.shape[1], padded.shape[2]
     for y in range(height):
         first, last = max(0, 2 - y), min(3, inner + 2 - y)
-        _products(
-            padded.ctypes.data + 4 * (y + first) * wide * c,
-            wide * c,
-            c,
-            1,
-            weights.ctypes.data + 4 * first * 3 * c * CHANNELS,
-            3 * c * CHANNELS,
-            bias.ctypes.data,
-            0,
-            z.ctypes.data + 4 * y * width * CHANNELS,
-            width,
-            last - first,
-            3 * c,
-        )
+        source = padded.ctypes.data + 4 * (y + first) * wide * c, wide * c, c, 1
+        window = weights.ctypes.data + 4 * first * 3 * c * CHANNELS, 3 * c * CHANNELS
+        out, shape = z.ctypes.data + 4 * y * width * CHANNELS, (width, last - first, 3 * c)
+        _products(source, window, (bias.ctypes.data, 0), out, shape)
 
 
 @njit(**_options)
-def _forward(padded, weights, bias, gamma, beta, z, moments, peak, where, out, border, sums, spread):
+def _forward(padded, weights, bias, gamma, beta, layer, out, border, sums, spread):
+    z, moments, peak, where = layer
     _convolve(padded, weights, bias, z)
     height, width = z.shape[0], z.shape[1]
     n, count = width * CHANNELS, F32(height * width)
@@ -143,11 +136,12 @@ def _pool(z, scale, shift, peak, where, out, border):
 
 
 @njit(**_options)
-def _norm_backward(z, moments, peak, where, d_out, d_gamma, d_beta, sums, spread, s1, s2):
+def _norm_backward(layer, d_out, d_gamma, d_beta, sums, spread, s1, s2):
     """Replace ``z`` by the gradient with respect to z.
 
     It is a constant and a slope per channel, plus the gradient of the pooled positions.
     """
+    z, moments, peak, where = layer
     height, width, tall, pooled = z.shape[0], z.shape[1], peak.shape[0], peak.shape[1]
     n, count = width * CHANNELS, F32(height * width)
     mean, inverse, scale = moments[0], moments[1], moments[2]
@@ -192,41 +186,22 @@ def _weights_backward(padded, z, d_weights):
     for ky in range(3):
         first, last = max(0, 2 - ky), min(height, inner + 2 - ky)
         out = d_weights.ctypes.data + 4 * ky * 3 * c * CHANNELS
-        _products(
-            padded.ctypes.data + 4 * (first + ky) * wide * c,
-            wide * c,
-            1,
-            c,
-            z.ctypes.data + 4 * first * width * CHANNELS,
-            width * CHANNELS,
-            out,
-            CHANNELS,
-            out,
-            3 * c,
-            last - first,
-            width,
-        )
+        source = padded.ctypes.data + 4 * (first + ky) * wide * c, wide * c, 1, c
+        window = z.ctypes.data + 4 * first * width * CHANNELS, width * CHANNELS
+        _products(source, window, (out, CHANNELS), out, (3 * c, last - first, width))
 
 
 @njit(**_options)
 def _inputs_backward(z, flipped, zero, d_input):
     """Write the gradient with respect to the input; ``z`` holds the gradient with respect to z."""
-    width = z.shape[1]
+    row, wide = z.shape[1] * CHANNELS, d_input.shape[1]
+    window, start = (flipped.ctypes.data, 3 * CHANNELS * CHANNELS), (zero.ctypes.data, 0)
     for y in range(d_input.shape[0]):
-        _products(
-            z.ctypes.data + 4 * y * width * CHANNELS,
-            width * CHANNELS,
-            CHANNELS,
-            1,
-            flipped.ctypes.data,
-            3 * CHANNELS * CHANNELS,
-            zero.ctypes.data,
-            0,
-            d_input.ctypes.data + 4 * y * d_input.shape[1] * CHANNELS,
-            d_input.shape[1],
-            3,
-            3 * CHANNELS,
+        source, out = (
+            (z.ctypes.data + 4 * y * row, row, CHANNELS, 1),
+            d_input.ctypes.data + 4 * y * wide * CHANNELS,
         )
+        _products(source, window, start, out, (wide, 3, 3 * CHANNELS))
 
 
 @njit(**_options)
@@ -242,21 +217,8 @@ def _features(image, model, memory):
                 first[y + 2, x + 2, c] = image[source, y, x]
     for k in range(4):
         out, border = (padded[k + 1], 2) if k < 3 else (features, 0)
-        _forward(
-            padded[k],
-            weights[k],
-            biases[k],
-            gamma,
-            beta,
-            zs[k],
-            moments[k],
-            peaks[k],
-            wheres[k],
-            out,
-            border,
-            sums,
-            spread,
-        )
+        layer = zs[k], moments[k], peaks[k], wheres[k]
+        _forward(padded[k], weights[k], biases[k], gamma, beta, layer, out, border, sums, spread)
 
 
 @njit(**_options)
@@ -310,19 +272,8 @@ def gradient(images, labels, keep, model, memory, grads):
         for k in range(features.size):
             d_features[k] *= keep[i, k]
         for k in range(3, -1, -1):
-            _norm_backward(
-                zs[k],
-                moments[k],
-                peaks[k],
-                wheres[k],
-                d_outs[k],
-                d_gamma,
-                d_beta,
-                sums,
-                spread,
-                s1,
-                s2,
-            )
+            layer = zs[k], moments[k], peaks[k], wheres[k]
+            _norm_backward(layer, d_outs[k], d_gamma, d_beta, sums, spread, s1, s2)
             _weights_backward(padded[k], zs[k], d_weights[k])
             if k:
                 _inputs_backward(zs[k], flipped[k], zero, d_outs[k - 1])

@@ -2,10 +2,9 @@
 """The inner loops of the CNN kernels as LLVM vectors, because numba does not keep the sums in registers.
 
 ``tile1`` and ``tile4`` to ``tile7`` compute a register tile of a matrix product, 16 columns wide and that
-many rows high:
+many rows high; weights and out have rows of 32:
 
-    out[h, :] = start[h, :] + Σ_r Σ_j source[r·row + h·height_step + j·step]
-                                      · weights[r·weight_row + j·weight_step + :]
+    out[h, :] = start[h, :] + Σ_r Σ_j source[r·row + h·height_step + j·step] · weights[r·weight_row + 32·j:]
 
 A convolution and its gradients with respect to input and weights are this sum with different steps. Addresses
 are in bytes, steps in floats. Seven rows of sixteen also fit into the registers of AVX2.
@@ -16,6 +15,8 @@ from numba import types
 from numba.extending import intrinsic
 
 LANES = 16
+_ROW = 4 * 32
+"""Bytes of a row."""
 _FLOAT, _INT, _INT32 = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _PLACES = ir.VectorType(_INT32, LANES)
@@ -42,8 +43,7 @@ def _fused(builder):
 
 def _tile(height):
     def codegen(context, builder, _signature, arguments):
-        source, row, height_step, step = arguments[:4]
-        weights, weight_row, weight_step, start, start_step, out, out_step, rows, count = arguments[4:]
+        source, row, height_step, step, weights, weight_row, start, start_step, out, rows, count = arguments
 
         def floats(k):
             return builder.mul(k, _number(4))
@@ -61,7 +61,7 @@ def _tile(height):
             _load(builder, builder.add(start, floats(builder.mul(start_step, _number(h)))))
             for h in range(height)
         ]
-        row_jump, weight_row_jump, jump, weight_jump = map(floats, (row, weight_row, step, weight_step))
+        row_jump, weight_row_jump, jump = map(floats, (row, weight_row, step))
         entry = builder.block
         outer, inner, after, done = map(builder.append_basic_block, ("rows", "products", "after", "done"))
         builder.branch(outer)
@@ -84,7 +84,7 @@ def _tile(height):
             spread = builder.shuffle_vector(first, undefined, everywhere)
             new.append(builder.call(fma, [spread, vector, sums[h]]))
         following = builder.add(j, _number(1))
-        steps = [(j, following), (s, builder.add(s, jump)), (w, builder.add(w, weight_jump))]
+        steps = [(j, following), (s, builder.add(s, jump)), (w, builder.add(w, _number(_ROW)))]
         for node, value in [*steps, *zip(sums, new, strict=True)]:
             node.add_incoming(value, inner)
         builder.cbranch(builder.icmp_signed("<", following, count), inner, after)
@@ -99,28 +99,15 @@ def _tile(height):
 
         builder.position_at_end(done)
         for h in range(height):
-            place = builder.add(out, floats(builder.mul(out_step, _number(h))))
+            place = builder.add(out, _number(_ROW * h))
             builder.store(new[h], _at(builder, place, _VECTOR), align=4)
         return context.get_dummy_value()
 
     @intrinsic
     def tile(
-        _typing,
-        source,
-        row,
-        height_step,
-        step,
-        weights,
-        weight_row,
-        weight_step,
-        start,
-        start_step,
-        out,
-        out_step,
-        rows,
-        count,
+        _typing, source, row, height_step, step, weights, weight_row, start, start_step, out, rows, count
     ):
-        return types.void(*[types.int64] * 13), codegen
+        return types.void(*[types.int64] * 11), codegen
 
     return tile
 
@@ -140,7 +127,7 @@ def unpool(_typing, where, gradient, scale, first, second):
         places = _load(builder, where, _PLACES)
         share = builder.fmul(_load(builder, gradient), _load(builder, scale))
         zero = ir.Constant(_VECTOR, [0.0] * LANES)
-        neighbour = _number(4 * 32)
+        neighbour = _number(_ROW)
         cells = [first, builder.add(first, neighbour), second, builder.add(second, neighbour)]
         for k, cell in enumerate(cells):
             here = builder.icmp_signed("==", places, ir.Constant(_PLACES, [k] * LANES))

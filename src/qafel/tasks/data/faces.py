@@ -9,6 +9,7 @@ import functools
 
 import numpy as np
 
+from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError
 from qafel.streams import derive, generator, keys
 from qafel.tasks.data.table import Labels, celeba_sizes
@@ -17,6 +18,8 @@ from qafel.vectors import Vector
 USERS = 9_343
 """The default number of users, as in CelebA with at least five images: 80 % train, 20 % are held out."""
 SIDE = 32
+
+kernels = Lazy("qafel.tasks.data.kernels")
 
 
 class Faces:
@@ -37,8 +40,6 @@ class Faces:
 
     def samples(self, client: int) -> tuple[Vector, Labels]:
         """The pictures and labels of a user."""
-        from qafel.tasks.data import kernels
-
         rng, count = generator(self._seed, "user", client), self.count(client)
         u, labels = rng.random(kernels.STYLES + kernels.POSES * count), np.empty(count, np.int64)
         out = np.empty((count, 3, SIDE, SIDE), np.float32)

@@ -4,6 +4,8 @@ import gzip
 import math
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,13 @@ IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 IDX_NAMES = {False: "train", True: "t10k"}
 MAX_COLUMNS = 10_000_000
 MAX_NUMBERS = 1 << 30
-READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
 def npz(path: Path) -> Table:
     """The arrays ``x`` and ``y``, and optionally ``users`` and ``held``."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            columns = {name: file[name] for name in ("x", "y", "users", "held") if name in file}
-    except (*READ_ERRORS, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise unreadable(path, error) from error
+    kinds = ValueError, TypeError, AttributeError, zipfile.BadZipFile
+    with reading(path, *kinds), np.load(path, allow_pickle=False) as file:
+        columns = {name: file[name] for name in ("x", "y", "users", "held") if name in file}
     if not {"x", "y"} <= set(columns):
         raise ConfigError(
             f"{path} must have the arrays x (samples) and y (labels); write it with "
@@ -35,14 +34,9 @@ def npz(path: Path) -> Table:
         )
     if "users" in columns:
         columns["users"] = np.unique(columns["users"], return_inverse=True)[1].astype(np.int32)
-    held = columns.get("held")
-    return Table(
-        columns["x"],
-        columns["y"],
-        columns.get("users"),
-        None if held is None else held.astype(bool),
-        str(path),
-    )
+    if "held" in columns:
+        columns["held"] = columns["held"].astype(bool)
+    return Table(**columns, source=str(path))
 
 
 def libsvm(path: Path) -> Table:
@@ -51,28 +45,28 @@ def libsvm(path: Path) -> Table:
     rows: list[int] = []
     columns: list[int] = []
     values: list[float] = []
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                words = line.partition("#")[0].split()
-                if not words:
-                    continue
-                try:
-                    label, pairs = float(words[0]), [word.split(":") for word in words[1:]]
-                    entries = [(int(column), float(value)) for column, value in pairs]
-                except ValueError:
-                    raise ConfigError(f"line {number} of {path} is not 'label index:value …'") from None
-                if not math.isfinite(label) or any(not 1 <= k <= MAX_COLUMNS for k, _ in entries):
-                    raise ConfigError(
-                        f"line {number} of {path} has a label that is not finite, or an index out of range; "
-                        f"indices start at 1 and end at {MAX_COLUMNS}"
-                    )
-                columns += [column - 1 for column, _ in entries]
-                values += [value for _, value in entries]
-                rows += [len(labels)] * len(entries)
-                labels.append(label)
-    except (*READ_ERRORS, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from error
+    with (
+        reading(path, UnicodeDecodeError),
+        gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as file,
+    ):
+        for number, line in enumerate(file, 1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            try:
+                label, pairs = float(words[0]), [word.split(":") for word in words[1:]]
+                entries = [(int(column), float(value)) for column, value in pairs]
+            except ValueError:
+                raise ConfigError(f"line {number} of {path} is not 'label index:value …'") from None
+            if not math.isfinite(label) or any(not 1 <= k <= MAX_COLUMNS for k, _ in entries):
+                raise ConfigError(
+                    f"line {number} of {path} has a label that is not finite, or an index out of range; "
+                    f"indices start at 1 and end at {MAX_COLUMNS}"
+                )
+            columns += [column - 1 for column, _ in entries]
+            values += [value for _, value in entries]
+            rows += [len(labels)] * len(entries)
+            labels.append(label)
     if not columns:
         raise ConfigError(f"{path} has no samples; a LIBSVM file has lines of 'label index:value …'")
     if len(labels) * (max(columns) + 1) > MAX_NUMBERS:
@@ -114,10 +108,8 @@ def _idx_path(folder: Path, name: str) -> Path:
 
 
 def _idx_file(path: Path) -> npt.NDArray[Any]:
-    try:
+    with reading(path):
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except READ_ERRORS as error:
-        raise unreadable(path, error) from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_TYPES or not 1 <= data[3] <= 4:
         raise ConfigError(f"{path} is not an IDX file: it does not start with the magic number")
     dtype, start = np.dtype(IDX_TYPES[data[2]]), 4 + 4 * data[3]
@@ -133,10 +125,8 @@ def cifar(folder: Path) -> Table:
     """The binary version of CIFAR-10: data_batch_1.bin to data_batch_5.bin and test_batch.bin."""
     parts = []
     for path in [*sorted(folder.glob("data_batch_*.bin")), folder / "test_batch.bin"]:
-        try:
+        with reading(path):
             data = np.fromfile(path, np.uint8)
-        except OSError as error:
-            raise unreadable(path, error) from error
         if not data.size or data.size % CIFAR_ROW:
             raise ConfigError(
                 f"{path} is cut off or damaged: its size must be a multiple of {CIFAR_ROW}, got {data.size}"
@@ -149,9 +139,14 @@ def cifar(folder: Path) -> Table:
     return Table(x, y, held=held, source=str(folder))
 
 
-def unreadable(path: Path, error: Exception) -> ConfigError:
-    """The error for a file that cannot be read."""
-    if isinstance(error, FileNotFoundError):
-        return ConfigError(f"{path} does not exist; check the path")
-    reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-    return ConfigError(f"cannot read {path}: {reason}")
+@contextmanager
+def reading(path: Path, *kinds: type[Exception]) -> Iterator[None]:
+    """Errors of the file system, of decompression and of these ``kinds`` become a ConfigError."""
+    caught: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, *kinds)
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist; check the path") from error
+    except caught as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"cannot read {path}: {reason}") from error

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qafel.errors import ConfigError, MissingExtraError
-from qafel.tasks.data.files import unreadable
+from qafel.tasks.data.files import reading
 from qafel.tasks.data.table import Table
 
 SIDE = 32
@@ -48,13 +48,11 @@ def pixels(paths: Sequence[Path]) -> npt.NDArray[np.uint8]:
         raise MissingExtraError("reading images", "data") from error
     out = np.empty((len(paths), SIDE, SIDE, 3), np.uint8)
     for k, path in enumerate(paths):
-        try:
-            with Image.open(path) as image:
-                scale = SIDE / min(image.size)
-                size = [max(SIDE, round(side * scale)) for side in image.size]
-                small = image.convert("RGB").resize((size[0], size[1]), Image.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise unreadable(path, error) from error
+        kinds = ValueError, SyntaxError, Image.DecompressionBombError
+        with reading(path, *kinds), Image.open(path) as image:
+            scale = SIDE / min(image.size)
+            size = [max(SIDE, round(side * scale)) for side in image.size]
+            small = image.convert("RGB").resize((size[0], size[1]), Image.Resampling.BILINEAR)
         left, top = (size[0] - SIDE) // 2, (size[1] - SIDE) // 2
         out[k] = np.asarray(small.crop((left, top, left + SIDE, top + SIDE)))
     return out
@@ -85,10 +83,8 @@ def leaf(path: Path) -> Table:
     owners: list[int] = []
     held: list[bool] = []
     for file in [*files, *held_files]:
-        try:
+        with reading(file, msgspec.MsgspecError, UnicodeDecodeError):
             content = msgspec.json.decode(file.read_bytes(), type=_Leaf)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise unreadable(file, error) from error
         for user in content.users:
             data = content.user_data.get(user)
             if data is None or not data.x:
@@ -163,7 +159,5 @@ def _smiling(path: Path) -> dict[str, int]:
 
 
 def _lines(path: Path) -> Iterable[str]:
-    try:
+    with reading(path, UnicodeDecodeError):
         return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from error

@@ -6,11 +6,9 @@ Faces are drawn one row of pixels at a time, without branches, so that the loop 
 import numpy as np
 from numba import njit
 
+from qafel.coding.numbers import F32, U32, UINT
 from qafel.streams.kernels import fill
 
-F32 = np.float32
-UINT = np.uintp
-U32 = np.uint32
 SIDE = 32
 
 BODY = np.array(

@@ -15,15 +15,19 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError
 from qafel.streams import generator
 from qafel.vectors import Vector
 
 Labels = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int64]
 PARTITIONS = ("natural", "iid", "consecutive", "dirichlet:a", "shards:s", "celeba")
 DEFAULT_SHARE = 20
 """The number of samples per client if neither the data nor the settings have a number of clients."""
 MAX_CLASSES = 1_000_000
+
+kernels = Lazy("qafel.tasks.data.kernels")
 
 
 class Population(Protocol):
@@ -90,12 +94,10 @@ class Table:
         self.images = x.dtype == np.uint8 and x.ndim >= 3
         self.shape: tuple[int, ...] = self.rows(np.arange(1)).shape[1:]
 
-    def rows(self, chosen: npt.NDArray[np.int64]) -> Vector:
+    def rows(self, chosen: Rows) -> Vector:
         """Samples as float32; pixels are mapped to numbers from −1 to 1, with the colours in front."""
         if not self.images:
             return np.ascontiguousarray(self.x[chosen], np.float32)
-        from qafel.tasks.data import kernels
-
         count, height, width, *colours = self.x.shape
         channels = colours[0] if colours else 1
         out = np.empty((len(chosen), channels * height * width), np.float32)
@@ -171,9 +173,7 @@ def _hold_out(table: Table, natural: bool, fraction: float, seed: int) -> npt.ND
     return np.isin(owners, units[order[: round(fraction * len(units))]])
 
 
-def _partition(
-    partition: str, table: Table, rows: npt.NDArray[np.int64], clients: int | None, seed: int
-) -> list[npt.NDArray[np.int64]]:
+def _partition(partition: str, table: Table, rows: Rows, clients: int | None, seed: int) -> list[Rows]:
     """The rows of each client."""
     kind, _, argument = partition.partition(":")
     rng, labels = generator(seed, "partition"), table.y[rows]
@@ -213,10 +213,8 @@ def _partition(
     raise ConfigError(f"unknown partition {partition!r}; known are {', '.join(PARTITIONS)}")
 
 
-def _dirichlet(
-    rows: npt.NDArray[np.int64], labels: Labels, count: int, alpha: float, rng: np.random.Generator
-) -> list[npt.NDArray[np.int64]]:
-    parts: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(count)]
+def _dirichlet(rows: Rows, labels: Labels, count: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
+    parts: list[list[Rows]] = [[] for _ in range(count)]
     for label in np.unique(labels):
         members = rng.permutation(rows[labels == label])
         cuts = np.cumsum(rng.dirichlet(np.full(count, alpha)))[:-1] * len(members)
