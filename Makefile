@@ -24,8 +24,8 @@ demo: setup ## QAFeL beside FedBuff on drawn faces; ends with a table and a figu
 federation-demo: setup ## A broker, a server and eight clients on this machine; one is killed, one joins late.
 	$(BIN)/qafel federation-demo
 
-chaos: setup ## Kill servers, clients and brokers 200 times, and break the network; write results/chaos.json.
-	$(BIN)/python tests/federation/chaos.py --kills 200 --out results/chaos.json
+chaos: setup ## Kill servers, clients and brokers, break networks and disks, 500 faults; write results/chaos.json.
+	$(BIN)/python tests/federation/chaos.py --faults 500 --out results/chaos.json
 
 test: lint types layers tests ## Lint, type-check, check the import layers, run the tests.
 

@@ -16,6 +16,7 @@ from qafel.errors import (
     FormatError,
     FrameError,
     MissingExtraError,
+    NormError,
     OutOfSyncError,
     QafelError,
     QafelWarning,
@@ -34,7 +35,7 @@ from qafel.quantizers import (
     register_quantizer,
     registered_quantizers,
 )
-from qafel.server import Accepted, Server, Stepped
+from qafel.server import Accepted, Dropped, Server, Stepped
 from qafel.vectors import Layout
 from qafel.wire import Rejected
 
@@ -48,6 +49,7 @@ __all__ = [
     "ConfigError",
     "DivergenceError",
     "Drifted",
+    "Dropped",
     "FencedError",
     "FormatError",
     "FrameError",
@@ -57,6 +59,7 @@ __all__ = [
     "Measured",
     "Missed",
     "MissingExtraError",
+    "NormError",
     "OutOfSyncError",
     "QafelError",
     "QafelWarning",

@@ -1,19 +1,27 @@
 """The buffer of K updates, and the record of the tasks that were counted.
 
-``Aggregator`` is the interface that the server uses. ``Buffer``, the default, sums the decoded updates. A
-driver can pass another aggregator to the server, for example one that adds noise or unmasks a secure sum.
+``Aggregator`` is the interface that the server uses. ``Buffer``, the default, sums the decoded updates;
+``BoundedBuffer`` refuses updates that are too large. A driver can pass another aggregator to the server, for
+example one that adds noise or unmasks a secure sum.
 """
 
+import bisect
+import math
 from collections.abc import Iterable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from qafel import vectors
-from qafel.errors import StateError
+from qafel import vectors, wire
+from qafel.errors import FrameError, NormError, StateError
 from qafel.quantizers import Quantizer
 from qafel.vectors import Vector
 from qafel.wire import Update
+
+MAX_RATIO = 30.0
+"""``BoundedBuffer`` refuses updates above this many times the median norm."""
+MIN_NORMS, MAX_NORMS = 3, 1000
+"""The median is used from so many clients on, and taken over at most so many."""
 
 
 class Aggregator(Protocol):
@@ -70,6 +78,102 @@ class Buffer:
             raise StateError(f"the saved buffer must have {8 + 4 * self.sum.size} bytes, got {len(state)}")
         self.count = int.from_bytes(state[:8], "little")
         np.copyto(self.sum, np.frombuffer(state, np.float32, offset=8))
+
+
+class _Bounded(wire.Sealed, frozen=True):
+    MAGIC: ClassVar[bytes] = b"QB"
+
+    buffer: bytes
+    samples: float
+    norms: list[tuple[int, float]]
+
+
+class BoundedBuffer(Buffer):
+    """A buffer that refuses an update whose norm is above a limit, and may weight updates by their samples.
+
+    The limit is the smaller of ``max_norm`` and 30 times a median: that of the largest norms of the last
+    ``window`` clients, one for each, refused updates included. A minority of clients can therefore neither
+    raise the limit nor lock the others out, and the limit does not shrink when the training converges and
+    most updates become small.
+    """
+
+    def __init__(
+        self, quantizer: Quantizer, size: int, *, max_norm: float, window: int, max_samples: int | None = None
+    ) -> None:
+        super().__init__(quantizer, size)
+        self.max_norm, self._window, self._max_samples = max_norm, min(window, MAX_NORMS), max_samples
+        self.samples = 1
+        """The number of samples behind the next update; at most ``max_samples`` count, if it is given."""
+        self._total = 0.0
+        self._norms: dict[int, float] = {}
+        self._sorted: list[float] = []
+        """The norms above zero, in order."""
+        self._delta = vectors.empty(size)
+
+    @property
+    def limit(self) -> float:
+        """The largest norm that is accepted now."""
+        norms = self._sorted
+        if len(norms) < MIN_NORMS:
+            return self.max_norm
+        return min(self.max_norm, MAX_RATIO * norms[len(norms) // 2])
+
+    def _remember(self, client: int, norm: float) -> None:
+        """Keep the largest norm of a client, and forget the oldest client if there are too many."""
+        old = [self._norms.pop(client)] if client in self._norms else []
+        norm = max([norm, *old])
+        self._norms[client] = norm
+        if len(self._norms) > self._window:
+            old.append(self._norms.pop(next(iter(self._norms))))
+        for value in old:
+            if value > 0:
+                del self._sorted[bisect.bisect_left(self._sorted, value)]
+        if norm > 0:
+            bisect.insort(self._sorted, norm)
+
+    def add(self, update: Update, weight: float) -> None:
+        """sum ← sum + w·n·Δ with n samples (1 without ``max_samples``); NormError if ‖Δ‖ is too large."""
+        from qafel import vector_kernels
+
+        delta = self._delta
+        delta.fill(0)
+        with np.errstate(all="ignore"):
+            self.quantizer.decode_add(update.payload, delta)
+            norm = math.sqrt(vector_kernels.squared_norm(vectors.read_only(delta), 0, delta.size))
+            limit = self.limit
+            if math.isfinite(norm):
+                self._remember(update.client, norm)
+            if not norm <= limit:
+                raise NormError(f"the update has norm {norm:.3g}; the limit is {limit:.3g}")
+            share = float(min(max(1, self.samples), self._max_samples)) if self._max_samples else 1.0
+            if weight * share != 1:
+                delta *= np.float32(weight * share)
+            self.sum += delta
+        self._total += share
+        self.count += 1
+
+    def finish(self) -> Vector:
+        """Return the sum, with weights that add up to the number of updates."""
+        count, total = self.count, self._total
+        self._total = 0.0
+        result = super().finish()
+        if self._max_samples and total:
+            result *= np.float32(count / total)
+        return result
+
+    def state(self) -> bytes:
+        """The buffer, the samples in it, and the norms."""
+        return _Bounded(super().state(), self._total, list(self._norms.items())).to_bytes()
+
+    def restore(self, state: bytes) -> None:
+        """The inverse of ``state``."""
+        try:
+            saved = _Bounded.from_bytes(state)
+        except FrameError as error:
+            raise StateError(f"not a saved buffer: {error}") from error
+        super().restore(saved.buffer)
+        self._total, self._norms = saved.samples, dict(saved.norms)
+        self._sorted = sorted(norm for norm in self._norms.values() if norm > 0)
 
 
 class SeenTasks:

@@ -9,7 +9,8 @@
     │   ├── OutOfSyncError     a client asked to train while it has no hidden state
     │   └── MissingExtraError  an optional dependency is not installed; names the pip install
     ├── FrameError             the peer misbehaved: bytes that are not a valid message or payload
-    │   └── FormatError        valid bytes of a format version that this qafel does not read
+    │   ├── FormatError        valid bytes of a format version that this qafel does not read
+    │   └── NormError          an update whose norm is above the limit
     ├── BrokerError            the broker cannot be reached, or refused a request
     │   └── FencedError        another server has taken over
     ├── WorkerError            local training failed in a worker process
@@ -67,12 +68,19 @@ class FormatError(FrameError):
     """Bytes have a format version that this qafel does not read."""
 
 
-class BrokerError(QafelError):
-    """The broker cannot be reached, or refused a request; ``code`` is its own error code, or 0."""
+class NormError(FrameError):
+    """The norm of an update is above the limit."""
 
-    def __init__(self, message: str, code: int = 0) -> None:
+
+class BrokerError(QafelError):
+    """The broker cannot be reached, or refused a request; ``code`` is its own error code, or 0.
+
+    ``may_pass``: whether the same request may succeed later, without anybody doing anything.
+    """
+
+    def __init__(self, message: str, code: int = 0, *, may_pass: bool = True) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.may_pass = code, may_pass
 
 
 class FencedError(BrokerError):

@@ -9,7 +9,8 @@ paper).
 
 ``receive`` never raises because of what a client sent: a frame that is refused gives a ``Rejected`` event
 with a reason, changes nothing, and is counted. ``receive`` raises DivergenceError, then and ever after, when
-the quantizer alone has multiplied ‖x − x̂‖ by more than 100 or the model is beyond float32.
+the quantizer alone has multiplied ‖x − x̂‖ by more than 100 or the model is beyond float32. With
+``drop_divergent`` a step beyond float32 is not taken: its buffer is dropped, and a ``Dropped`` event says so.
 """
 
 import math
@@ -23,7 +24,15 @@ import numpy as np
 from qafel import vectors, wire
 from qafel.buffer import Aggregator, Buffer, SeenTasks
 from qafel.config import Job, Weight, named_weight, remedy
-from qafel.errors import ConfigError, DivergenceError, FrameError, QafelWarning, StateError, VectorError
+from qafel.errors import (
+    ConfigError,
+    DivergenceError,
+    FrameError,
+    NormError,
+    QafelWarning,
+    StateError,
+    VectorError,
+)
 from qafel.hidden import CatchUp, Entry, HiddenState, IncrementLog, catch_up, read_model
 from qafel.streams import derive
 from qafel.vectors import Vector
@@ -51,7 +60,15 @@ class Stepped(msgspec.Struct, frozen=True):
     """‖x − x̂‖ after the step."""
 
 
-Event = Accepted | Stepped | Rejected
+class Dropped(msgspec.Struct, frozen=True):
+    """A step would have diverged: its ``count`` updates were dropped, and nothing else changed."""
+
+    version: int
+    count: int
+    reason: str
+
+
+Event = Accepted | Stepped | Rejected | Dropped
 
 
 class _State(wire.Sealed, frozen=True):
@@ -74,9 +91,15 @@ class Server:
     """The server of one job."""
 
     def __init__(
-        self, job: Job, x: Vector, *, weight: Weight | None = None, aggregator: Aggregator | None = None
+        self,
+        job: Job,
+        x: Vector,
+        *,
+        weight: Weight | None = None,
+        aggregator: Aggregator | None = None,
+        drop_divergent: bool = False,
     ) -> None:
-        self.job = job
+        self.job, self._drops = job, drop_divergent
         self.client_quantizer, self.server_quantizer = job.quantizers()
         delta = self.server_quantizer.delta(job.size)
         if not (job.replaces or delta > 0):
@@ -118,6 +141,11 @@ class Server:
         """t: the number of steps taken."""
         return self.hidden.version
 
+    @property
+    def diverged(self) -> str | None:
+        """Why the server has stopped, or None; one that has stopped has no state to save."""
+        return self._diverged
+
     def receive(self, frame: bytes, sender: int | None = None) -> list[Event]:
         """Process a client's frame; ``sender``, if given, is the client that the frame must name."""
         self._refuse_if_diverged()
@@ -125,6 +153,11 @@ class Server:
             message = wire.decode(frame, self.frame_limit)
         except FrameError as error:
             return [self._reject("malformed", str(error))]
+        return self.process(message, sender)
+
+    def process(self, message: wire.Message, sender: int | None = None) -> list[Event]:
+        """Process the message in a client's frame, for drivers that have decoded it."""
+        self._refuse_if_diverged()
         if message.job != self._job_id:
             return [
                 self._reject("wrong_job", f"frame of job {message.job:016x}; this is {self._job_id:016x}")
@@ -183,16 +216,19 @@ class Server:
             )
         try:
             self.aggregator.add(update, weight)
+        except NormError as error:
+            return [self._reject("norm", str(error), update)]
         except FrameError as error:
             return [self._reject("bad_payload", str(error), update)]
         self.seen.add(update.client, update.task)
         self.accepted += 1
         return [Accepted(update.client, update.task, staleness, weight), *self.advance()]
 
-    def _step(self) -> Stepped:
+    def _step(self) -> Stepped | Dropped:
         from qafel import vector_kernels
 
         count = self.aggregator.count
+        momentum = vectors.copy(self._momentum) if self._drops else self._momentum
         total = vectors.as_vector(self.aggregator.finish(), self.job.size)
         x, ahead = vectors.empty(self.job.size), vectors.empty(self.job.size)
         beta, rate = np.float32(self.job.momentum), np.float32(self.job.server_rate)
@@ -200,6 +236,9 @@ class Server:
             total, np.float32(count), beta, self._momentum, rate, self._x, self.hidden.x, x, ahead
         )
         target = x if self._replaces else ahead
+        if self._drops and not (vectors.is_finite(x) and vectors.is_finite(ahead)):
+            self._momentum = momentum
+            return Dropped(self.version, count, f"the step from version {self.version} is beyond float32")
         try:
             seed = derive(self.job.seed, "increment", self.version)
             payload = self.hidden.step(target, self.server_quantizer, seed, replaces=self._replaces)
@@ -207,11 +246,11 @@ class Server:
             self._diverge(f"the model is beyond float32 at version {self.version} ({error}); lower the rates")
         self._x = x
         residual = _distance(self._x, self.hidden.x)
-        if not self._replaces:
-            self._watch(_norm(target), residual)
         increment = Increment(self._job_id, self.version, self.hidden.digest, self._replaces, payload)
         frame = wire.encode(increment)
         self.log.append(increment, frame, self.hidden.snapshot_bytes(self._job_id))
+        if not self._replaces:
+            self._watch(_norm(target), residual)
         return Stepped(self.version, frame, residual)
 
     def _watch(self, before: float, after: float) -> None:
@@ -260,13 +299,19 @@ class Server:
 
     @classmethod
     def from_state(
-        cls, data: bytes, *, weight: Weight | None = None, aggregator: Aggregator | None = None
+        cls,
+        data: bytes,
+        *,
+        weight: Weight | None = None,
+        aggregator: Aggregator | None = None,
+        drop_divergent: bool = False,
     ) -> "Server":
         """Continue from ``state()``; pass a custom weight or aggregator again."""
         try:
             saved = _State.from_bytes(data)
             job = Job.from_bytes(saved.job)
-            server = cls(job, read_model(saved.x, job.size), weight=weight, aggregator=aggregator)
+            x = read_model(saved.x, job.size)
+            server = cls(job, x, weight=weight, aggregator=aggregator, drop_divergent=drop_divergent)
             server._momentum = read_model(saved.momentum, job.size)
             server.hidden = HiddenState.restore(saved.hidden, job.size)
         except FrameError as error:

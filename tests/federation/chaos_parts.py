@@ -1,15 +1,15 @@
-"""What the scenarios of ``chaos`` are made of: a small job, its uploads, and processes that
-can be killed.
-"""
+"""What the scenarios of ``chaos`` are made of: a small job, and processes that can be killed."""
 
 import asyncio
+import ctypes
 import faulthandler
 import json
 import multiprocessing
 import os
+import random
+import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,86 +17,45 @@ from typing import Any
 
 import numpy as np
 
-from qafel import vectors, wire
+from chaos_history import History, Told, check, events, ledger, link, told
+from parties import SECRET
+from qafel import vectors
 from qafel.client import Task
-from qafel.config import Job
-from qafel.errors import FencedError, QafelError
-from qafel.federation import FederationClient, Plan, Subjects, join, serve
-from qafel.federation.checkpoints import Checkpoints
-from qafel.federation.nats import Connection, retry
-from qafel.federation.state import FederationState
-from qafel.runs.folder import RunFolder
-from qafel.runs.tracker import model_digest
-from qafel.server import Stepped
-from qafel.streams import derive, generator
+from qafel.errors import FencedError, QafelError, UsageError
+from qafel.federation import Broker, Plan, join, serve
+from qafel.federation.entries import Decision, Stop
+from qafel.federation.nats import retry
+from qafel.streams import generator
 from qafel.vectors import Vector
 
 SIZE, CLIENTS, BUFFER = 2000, 6, 5
-STEPS = (
-    "after read",
-    "before publish",
-    "after publish",
-    "before checkpoint",
-    "after checkpoint",
-    "before purge",
-    "after purge",
-)
-FENCED = 3
-PATIENCE = 240.0
+FENCED, GAVE_UP = 3, 2
+"""Exit codes: another server has taken over; an error that a restart does not repair, as in the docs."""
+ENDLESS = 1 << 30
+PATIENCE = 150.0
 """The longest wait for anything, in seconds: a busy machine takes its time."""
 fork = multiprocessing.get_context("fork")
 
 
-def plan(uploads: int, name: str = "chaos") -> Plan:
-    """A small job that saves itself often."""
-    return Plan(
-        name=name,
-        uploads=uploads,
-        buffer_size=BUFFER,
-        evaluate_every=1 << 39,
-        checkpoint_seconds=0.03,
-        momentum=0.3,
-        lease_seconds=2.0,
-    )
+def plan(uploads: int = ENDLESS, **changes: Any) -> Plan:
+    """A small job that saves itself often; without a number of uploads it goes on until it is stopped."""
+    chosen = {
+        "name": "chaos",
+        "uploads": uploads,
+        "buffer_size": BUFFER,
+        "evaluate_every": 1 << 39,
+        "checkpoint_seconds": 0.03,
+        "momentum": 0.3,
+        "lease_seconds": 2.0,
+    }
+    return Plan(**{**chosen, **changes})
 
 
-def start() -> Vector:
+def start(size: int = SIZE) -> Vector:
     """x⁰."""
-    x = vectors.zeros(SIZE)
-    x[:] = generator(0, "chaos").standard_normal(SIZE, dtype=np.float32)
+    x = vectors.zeros(size)
+    x[:] = generator(0, "chaos").standard_normal(size, dtype=np.float32)
     return x
-
-
-def updates(job: Job, count: int) -> list[tuple[int, bytes]]:
-    """(client, frame) of ``count`` updates, and here and there one that is damaged or repeated."""
-    quantizer = job.quantizers()[0]
-    found: list[tuple[int, bytes]] = []
-    for k in range(count):
-        client, task = k % CLIENTS, k // CLIENTS
-        delta = generator(1, "delta", k).standard_normal(SIZE, dtype=np.float32) * np.float32(0.01)
-        payload = quantizer.encode(delta, derive(job.seed, "chaos", k))
-        version = max(0, k // BUFFER - k % 3)
-        frame = wire.encode(wire.Update(job.id, client, task, version, payload))
-        found.append((client, frame))
-        if k % 10 == 5:
-            found.append((client, frame[:-1] + bytes([frame[-1] ^ 1])))
-        if k % 15 == 7:
-            found.append(found[k // 2])
-    return found
-
-
-def untouched(
-    job: Job, chosen: Plan, uploads: list[tuple[int, bytes]]
-) -> tuple[FederationState, dict[int, bytes]]:
-    """Where a run ends that nobody touched, and its increments."""
-    state, increments = FederationState(chosen, job, start()), {}
-    for sequence, (client, frame) in enumerate(uploads, 1):
-        for event in state.take(sequence, client, frame):
-            if isinstance(event, Stepped):
-                increments[event.version] = event.frame
-        if state.tracker.reason:
-            break
-    return state, increments
 
 
 class Killed:
@@ -118,15 +77,6 @@ def never(step: str) -> None:
     del step
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds; RuntimeError if it never does."""
-    until = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > until:
-            raise RuntimeError("waited in vain")
-        time.sleep(0.05)
-
-
 def spawn(target: Callable[..., None], *arguments: Any) -> Any:
     """A process of its own."""
     process = fork.Process(target=_quietly, args=(target, *arguments), daemon=True)
@@ -135,92 +85,81 @@ def spawn(target: Callable[..., None], *arguments: Any) -> Any:
 
 
 def _quietly(target: Callable[..., None], *arguments: Any) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: it ends with its parent
     log = os.environ.get("QAFEL_CHAOS_LOG", os.devnull)
     sys.stderr = Path(log).open("a", encoding="utf-8")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, sys.stderr)
+    code = 0
     try:
         target(*arguments)
-    except FencedError:
-        os._exit(FENCED)
     except (QafelError, OSError) as error:
-        sys.stderr.write(f"{target.__name__}: {error}\n")
-        os._exit(1)
-    os._exit(0)
-
-
-def leave(members: list[Any]) -> int:
-    """Wait for the clients to leave, a minute in all; how many did not and were killed."""
-    until, stuck = time.monotonic() + 60, 0
-    for member in members:
-        member.join(max(0.0, until - time.monotonic()))
-        if member.is_alive():
-            stuck += 1
-            os.kill(member.pid, signal.SIGUSR1)  # it writes its stack to the log
-            member.join(1)
-            member.kill()
-    return stuck
+        sys.stderr.write(f"{os.getpid()} {target.__name__}: {type(error).__name__}: {error}\n")
+        code = FENCED if isinstance(error, FencedError) else GAVE_UP if isinstance(error, UsageError) else 1
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run_server(
-    url: str, folder: Path, chosen: Plan, at: Callable[[str], None], standby: bool = False
+    url: str, folder: Path, history: Path, chosen: Plan, options: dict[str, Any], size: int = SIZE
 ) -> None:
     """The server, until it has ended."""
+    note = History(history)
 
-    def journal(event: str, **fields: Any) -> None:
-        sys.stderr.write(f"{os.getpid()} {event} {fields}\n")
+    def notice(event: str, **fields: Any) -> None:
+        note(event, **fields)
+        sys.stderr.write(f"{time.monotonic():.2f} server {os.getpid()} {event} {fields}\n")
         sys.stderr.flush()
 
-    serve(chosen, url, folder, x=start(), at=at, standby=standby, journal=journal)
+    serve(chosen, url, folder, x=start(size), secret=SECRET, notice=notice, **options)
 
 
-def run_publisher(url: str, uploads: list[tuple[int, bytes]], allowed: Any, sent: Any) -> None:
-    """Publishes uploads in order, as many as are allowed so far, each until it is acknowledged."""
-
-    async def publish() -> None:
-        link = await Connection.open(url, Subjects("chaos"), "publisher", patience=60)
-        for k, (client, frame) in enumerate(uploads):
-            while k >= allowed.value:
-                await asyncio.sleep(0.005)
-            subject = link.subjects.upload(client)
-            await retry(lambda subject=subject, frame=frame: link.publish(subject, frame, timeout=2))  # type: ignore[misc]
-            sent.value = k + 1
-        await link.close()
-
-    asyncio.run(publish())
+def train(x: Vector, task: Task) -> Vector:
+    """Pulls the model towards a point of the client's own, and takes its time."""
+    time.sleep(float(task.generator("pause").uniform(0.002, 0.03)))
+    goal = generator(2, "goal", task.client).standard_normal(x.size, dtype=np.float32)
+    return np.float32(0.05) * (goal - x)
 
 
-def run_listener(url: str, until: int, answer: Path, job: Job, client: int) -> None:
-    """Follows x̂ from the beginning to a version, and writes down its digest."""
-
-    async def listen() -> None:
-        link = await Connection.open(url, Subjects("chaos"), client, patience=60)
-        member = FederationClient(link, job, client, lambda x, task: x)
-        await link.nc.subscribe(link.subjects.live, cb=member._receive)
-        follow = asyncio.create_task(member.follow())
-        while member.core.version < until and not follow.done():
-            await asyncio.sleep(0.02)
-        answer.write_text(f"{member.core.version} {member.core.hidden.digest:016x}", encoding="utf-8")
-        follow.cancel()
-        await link.close()
-
-    asyncio.run(listen())
+def cheap(x: Vector, task: Task) -> Vector:
+    """As little work as possible for a large model."""
+    return np.float32(-0.001 * (1 + task.client)) * x
 
 
-async def stored_increments(url: str, name: str, last: int) -> dict[int, bytes]:
-    """The increments that the broker still has."""
-    link = await Connection.open(url, Subjects(name), "reader")
-    found = {}
-    for version in range(1, last + 1):
-        message = await link.get(link.subjects.increments, version)
-        if message is not None:
-            found[version] = message.data
-    await link.close()
-    return found
+def run_client(
+    url: str, name: str, folder: Path, history: Path, number: int, options: dict[str, Any]
+) -> None:
+    """A client that writes its history."""
+    note = History(history)
+
+    def notice(event: str, **fields: Any) -> None:
+        note(event, **fields)
+        sys.stderr.write(f"{time.monotonic():.2f} client {number} {event} {fields}\n")
+        sys.stderr.flush()
+
+    done = join(name, url, client=number, state=folder, notice=notice, **options)
+    note("left", version=done.version, digest=done.digest, reason=done.reason)
 
 
-def digest_of(state: FederationState) -> str:
-    """Subjects x and x̂."""
-    return model_digest(state.server)
+def last_version(url: str, keys: Path | None = None) -> int:
+    """The newest version in the broker; −1 if it does not answer."""
+
+    async def look() -> int:
+        async with await link(url, "chaos", keys) as one:
+            found = await one.stream(one.subjects.increments)
+            return int(found["state"]["last_seq"]) if found else 0
+
+    try:
+        return asyncio.run(look())
+    except QafelError:
+        return -1
+
+
+async def stop(url: str, keys: Path | None = None) -> None:
+    """End the training, as an operator does."""
+    async with await link(url, "chaos", keys) as one:
+        data = Decision(Stop("enough")).to_bytes()
+        await retry(lambda: one.publish(one.subjects.entry("server"), data))
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -229,57 +168,157 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_bytes()) if path.exists() else {}
 
 
-def _train(x: Vector, task: Task) -> Vector:
-    """Pulls the model towards a point of the client's own, and takes its time."""
-    time.sleep(float(task.generator("pause").uniform(0.002, 0.03)))
-    goal = generator(2, "goal", task.client).standard_normal(x.size, dtype=np.float32)
-    return np.float32(0.05) * (goal - x)
+class Crew:
+    """A server and its clients; what fails is started again, as a service manager does (docs/federation.md).
+
+    A process ends in failure by a signal or an error; one that gives up (exit code 2) stays down.
+    ``down`` has those that are to stay down for now: client numbers, and "server".
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        chosen: Plan,
+        url: str,
+        *,
+        clients: int = CLIENTS,
+        size: int = SIZE,
+        keys: Path | None = None,
+        trainer: Callable[[Vector, Task], Vector] = train,
+        watch: str | None = None,
+    ) -> None:
+        self.folder, self.plan, self.url, self.size, self.keys = folder, chosen, url, size, keys
+        self.watch, self.trainer, self.clients = watch or url, trainer, range(clients)
+        self.leader = "server"
+        """The server that is tended; any other is left alone."""
+        self.down: set[int | str] = set()
+        self.processes: dict[int | str, Any] = {}
+        self.restarts = 0
+        self.dead: list[Told] = []
+        self.at: Callable[[str], None] = never
+        self.tend()
+
+    def path(self, who: int | str) -> Path:
+        """The folder of a process."""
+        return self.folder / (who if isinstance(who, str) else f"client-{who}")
+
+    def history(self, who: int | str) -> Path:
+        """The history of a process."""
+        return self.folder / f"{who}.history"
+
+    def noted(self, who: int | str, kind: str) -> int:
+        """How often something was noted in a history."""
+        return len(events(self.history(who), kind))
+
+    def run(self, who: int | str, **options: Any) -> None:
+        """Start a process."""
+        if isinstance(who, str):
+            options |= {"at": self.at} | ({"keys": self.keys / "chaos" / "server.key"} if self.keys else {})
+            arguments = (self.url, self.path(who), self.history(who), self.plan, options, self.size)
+            self.processes[who] = spawn(run_server, *arguments)
+        else:
+            options |= {"train": self.trainer}
+            if self.keys:
+                options["keys"] = self.keys / "chaos" / f"client-{who}.key"
+            arguments = (self.url, self.plan.name, self.path(who), self.history(who), who, options)  # type: ignore[assignment]
+            self.processes[who] = spawn(run_client, *arguments)
+
+    def kill(self, *whom: int | str) -> None:
+        """Kill with SIGKILL; ``tend`` starts them again."""
+        for who in whom:
+            self.processes[who].kill()
+        for who in whom:
+            self.processes[who].join()
+
+    def tend(self) -> None:
+        """Start what has not run yet, and again what has failed."""
+        for who in (self.leader, *self.clients):
+            process = self.processes.get(who)
+            if who in self.down or (process is not None and process.is_alive()):
+                continue
+            if process is None:
+                self.run(who)
+            elif process.exitcode not in (0, GAVE_UP):
+                self.restarts += 1
+                self.run(who)
+
+    @property
+    def version(self) -> int:
+        """The newest version in the broker."""
+        return last_version(self.watch, self.keys)
+
+    @property
+    def serving(self) -> bool:
+        """Whether the server has not ended."""
+        process = self.processes[self.leader]
+        return process.is_alive() or process.exitcode not in (0, GAVE_UP)
+
+    def until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+        """Tend until a condition holds; False if it does not in time, or the server has ended."""
+        end = time.monotonic() + seconds
+        while not condition():
+            self.tend()
+            if time.monotonic() > end or (not self.serving and self.leader not in self.down):
+                return condition()
+            time.sleep(0.05)
+        return True
+
+    def progress(self, versions: int = 1) -> bool:
+        """Tend until the version has advanced."""
+        goal = max(0, self.version) + versions
+        return self.until(lambda: self.version >= goal)
+
+    def pause(self, low: float = 0.05, high: float = 0.4) -> None:
+        """Tend for a moment."""
+        end = time.monotonic() + random.uniform(low, high)
+        self.until(lambda: time.monotonic() > end)
+
+    def wipe_client(self, who: int) -> None:
+        """Kill a client and delete its folder; its history so far is that of a dead one."""
+        self.kill(who)
+        shutil.rmtree(self.path(who))
+        self.dead.append(told(self.history(who), who))
+        self.history(who).rename(self.folder / f"{who}.dead-{len(self.dead)}")
+
+    def finish(self, **options: Any) -> dict[str, Any]:
+        """End the training, wait until all have ended, and check the histories."""
+        self.down.clear()
+        asyncio.run(stop(self.watch, self.keys))
+
+        def running() -> list[int | str]:
+            return [
+                who
+                for who, one in self.processes.items()
+                if one.is_alive() or one.exitcode not in (0, GAVE_UP)
+            ]
+
+        self.until(lambda: not self.serving)
+        end = time.monotonic() + PATIENCE / 2
+        while running() and time.monotonic() < end:
+            self.tend()
+            time.sleep(0.02)
+        stuck = running()
+        for who in stuck:
+            if self.processes[who].is_alive():
+                os.kill(self.processes[who].pid, signal.SIGUSR1)  # it writes its stack to the log
+                self.processes[who].join(1)
+        self.kill(*stuck)
+        summary = summary_of(self.path(self.leader))
+        gave_up = [str(who) for who, one in self.processes.items() if one.exitcode == GAVE_UP]
+        facts: dict[str, Any] = {"restarts": self.restarts, "gave up": gave_up}
+        if not summary:
+            return facts | {"stuck": len(stuck), "held": False}
+        state, unread = asyncio.run(ledger(self.watch, self.plan, self.size, self.keys))
+        histories = [told(self.history(who), who) for who in self.clients]
+        found = check(state, unread, summary, histories, dead=self.dead, stuck=len(stuck), **options)
+        return facts | found | {"held": found["held"] and not gave_up}
 
 
-def run_client(url: str, folder: Path, number: int) -> None:
-    """A client that notes what was acknowledged, and where it ended."""
-    log = os.open(folder / f"client-{number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def journal(event: str, **fields: Any) -> None:
-        if event == "acknowledged":
-            os.write(log, f"{fields['task']}\n".encode())
-
-    done = join("chaos", url, client=number, train=_train, state=folder / f"client-{number}", journal=journal)
-    (folder / f"client-{number}.digest").write_text(f"{done.version} {done.digest}", encoding="utf-8")
-
-
-async def ledger(url: str, chosen: Plan) -> tuple[FederationState, set[tuple[int, int]]]:
-    """What the server counted, and the updates it did not read because it had ended."""
-    link = await Connection.open(url, Subjects(chosen.name), "reader")
-    with tempfile.TemporaryDirectory() as nothing:
-        saved = await Checkpoints(link, RunFolder(Path(nothing))).load(limit=1 << 30)
-    state = FederationState.from_state(chosen, chosen.job(SIZE), saved[0])
-    found = await link.stream(link.subjects.uploads)
-    unread = set()
-    for sequence in range(state.sequence + 1, found["state"]["last_seq"] + 1 if found else 0):
-        message = await link.get(link.subjects.uploads, sequence)
-        update = wire.decode(message.data) if message else None
-        if isinstance(update, wire.Update):
-            unread.add((update.client, update.task))
-    await link.close()
-    return state, unread
-
-
-def last_version(url: str) -> int:
-    """The newest version in the broker."""
-
-    async def look() -> int:
-        link = await Connection.open(url, Subjects("chaos"), "watcher")
-        found = await link.stream(link.subjects.increments)
-        await link.close()
-        return int(found["state"]["last_seq"]) if found else 0
-
-    return asyncio.run(look())
-
-
-async def first_version(url: str) -> int:
-    """The oldest version in the broker."""
-    link = await Connection.open(url, Subjects("chaos"), "watcher")
-    found = await link.stream(link.subjects.increments)
-    await link.close()
-    return int(found["state"]["first_seq"]) if found else 0
+def stop_and_copy(broker: Broker, copy: Path) -> None:
+    """Copy a broker's store as a crash would leave it: the broker is stopped meanwhile."""
+    assert broker.process is not None
+    os.kill(broker.process.pid, signal.SIGSTOP)
+    try:
+        shutil.copytree(broker.folder / "store", copy)
+    finally:
+        os.kill(broker.process.pid, signal.SIGCONT)

@@ -10,13 +10,18 @@ import numpy as np
 
 from qafel import vectors, wire
 from qafel.config import Job
+from qafel.errors import FrameError
 from qafel.federation import FederationClient, Plan, Subjects, serve
+from qafel.federation.entries import Upload, token
+from qafel.federation.keys import read
 from qafel.federation.nats import Connection
 from qafel.runs.result import Result
 from qafel.streams import derive, generator
 from qafel.vectors import Vector
 
 SIZE = 3000
+SECRET = bytes(range(32))
+"""The key under which the servers of these tests sign leases, so that tests can make leases, too."""
 
 
 def plan(**changes: Any) -> Plan:
@@ -42,6 +47,18 @@ def update(job: Job, client: int, task: int, version: int = 0, scale: float = 0.
     return wire.encode(wire.Update(job.id, client, task, version, payload))
 
 
+def upload(client: int, frame: bytes, *, lease: int = 0, **fields: Any) -> bytes:
+    """An entry of the log: a frame with the token of its lease, if it is an update."""
+    task = 0
+    try:
+        message = wire.decode(frame)
+        task = message.task if isinstance(message, wire.Update) else 0
+    except FrameError:
+        pass
+    values = {"task": task, "version": lease, "token": token(SECRET, client, task, lease), "frame": frame}
+    return Upload(**{**values, **fields}).to_bytes()
+
+
 class Background:
     """A function in a thread: its result, or its error."""
 
@@ -57,6 +74,10 @@ class Background:
         except BaseException as error:
             self._error = error
 
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
     def result(self, seconds: float = 240) -> Any:
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "it did not end in time"
@@ -67,6 +88,7 @@ class Background:
 
 def server(chosen: Plan, url: str, folder: Path, **options: Any) -> Background:
     options.setdefault("x", start())
+    options.setdefault("secret", SECRET)
     return Background(lambda: serve(chosen, url, folder, **options))
 
 
@@ -77,17 +99,20 @@ def run(work: Coroutine[Any, Any, Any], seconds: float = 240) -> Any:
     return asyncio.run(limited())
 
 
-async def link(url: str, who: int | str = "test", name: str = "t", **options: Any) -> Connection:
-    return await Connection.open(url, Subjects(name), who, **options)
+async def link(
+    url: str, who: int | str = "test", name: str = "t", keys: Path | None = None, **options: Any
+) -> Connection:
+    key = read(keys) if keys else None
+    return await Connection.open(url, Subjects(name), who, key=key, **options)
 
 
 async def publish(url: str, uploads: list[tuple[int, bytes]]) -> None:
-    """Uploads in order, once the server is there."""
+    """Uploads in order, once the server is there; frames get the token of a lease."""
     async with await link(url) as one:
-        while await one.stream(one.subjects.uploads) is None:
+        while await one.stream(one.subjects.log) is None:
             await asyncio.sleep(0.02)
         for client, frame in uploads:
-            await one.publish(one.subjects.upload(client), frame)
+            await one.publish(one.subjects.upload(client), upload(client, frame))
 
 
 async def version(url: str, wanted: int) -> None:
@@ -104,7 +129,7 @@ async def caught_up(url: str, job: Job, client: int, state: Path | None = None) 
     """A client that has caught up, and its counts."""
     async with await link(url, client) as one:
         member = FederationClient(one, job, client, lambda x, task: x, state=state)
-        await member.catch_up()
+        await member.follower.catch_up()
         member.save(now=True)
         return member
 

@@ -1,23 +1,31 @@
-"""A key opens what its owner needs and nothing else; against the real broker, over TLS."""
+"""A hostile client beside honest ones: with keys and TLS, over the real broker."""
 
 import asyncio
-import json
-import ssl
+import contextlib
+import functools
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from parties import SIZE, ended, link, plan, publish, run, server, start, update
+from parties import SECRET, SIZE, Background, ended, link, plan, publish, run, server, start, update, upload
+from qafel import vectors
+from qafel.buffer import BoundedBuffer
 from qafel.errors import BrokerError, ConfigError
-from qafel.federation import Broker, Subjects, join
-from qafel.federation import nats as links
+from qafel.federation import Broker, join
 from qafel.federation.broker import configuration
-from qafel.federation.keys import make
-from qafel.federation.nats import retry
+from qafel.federation.keys import Keys
+from qafel.federation.leases import Ask
 from qafel.federation.objects import Manifest
+from qafel.federation.state import FederationState
+from qafel.federation.trainer import check_allowed, parse_plan, plan_training
+from qafel.server import Accepted, Dropped, Server
+from qafel.sim import Settings, Simulation
+from qafel.wire import Rejected
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +33,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys")
-    make(folder, "t", range(3))
+    Keys(folder).new("t", range(8))
     return folder
 
 
@@ -35,231 +43,203 @@ def locked(tmp_path: Path, keys: Path) -> Iterator[Broker]:
         yield broker
 
 
-async def refused(broker: Broker, keys: Path, who: int | str, action: Any) -> list[str]:
-    """What the broker complains about when ``who`` does something."""
-    heard: list[str] = []
-    folder = keys / (f"client-{who}" if isinstance(who, int) else who)
-    async with await link(
-        broker.url, who, keys=folder, notice=lambda kind, detail: heard.append(detail)
-    ) as one:
-        await action(one)
-        await one.nc.flush()
-        await asyncio.sleep(0.1)
-    return [line for line in heard if "permissions violation" in line.lower()]
+def train(x: Any, task: Any) -> Any:
+    return np.float32(-0.05) * x
 
 
 def test_a_federation_runs_over_tls_with_keys(locked: Broker, keys: Path, tmp_path: Path) -> None:
     assert locked.url.startswith("tls://")
-    serving = server(plan(uploads=12), locked.url, tmp_path / "server", keys=keys / "server")
-
-    def train(x: Any, task: Any) -> Any:
-        return -x / 10
-
-    done = join("t", locked.url, client=1, train=train, keys=keys / "client-1")
+    serving = server(plan(uploads=12), locked.url, tmp_path / "server", keys=keys / "t" / "server.key")
+    mine = tmp_path / "client"
+    done = join("t", locked.url, train=train, keys=keys / "t" / "client-1.key", state=mine)
+    assert done.client == 1
     assert done.digest == ended(serving).summary.digest[16:]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (mine, tmp_path / "server")] == [0o700, 0o700]
+    secrets = [*mine.iterdir(), tmp_path / "server" / "holder"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
 
 
-NAMES = Subjects("t")
-FORBIDDEN_PUBLISH = [
-    NAMES.upload(1),
-    NAMES.increment(1),
-    NAMES.live,
-    NAMES.public("snapshot"),
-    NAMES.private("checkpoint"),
-    NAMES.chunk(1, "object.x.0"),
-    NAMES.ask(1),
-    NAMES.status,
-    "_INBOX_1.x",
-    f"$JS.API.STREAM.DELETE.{NAMES.uploads}",
-    f"$JS.API.STREAM.PURGE.{NAMES.uploads}",
-    f"$JS.API.STREAM.INFO.{NAMES.uploads}",
-    "$JS.API.STREAM.LIST",
-    f"$JS.API.STREAM.MSG.GET.{NAMES.uploads}",
-    f"$JS.API.DIRECT.GET.{NAMES.uploads}",
-    f"$JS.API.DIRECT.GET.{NAMES.objects}",
-    f"$JS.API.DIRECT.GET.{NAMES.objects}.{NAMES.private('checkpoint')}",
-    f"$JS.API.CONSUMER.CREATE.{NAMES.uploads}.mine",
-    "anything.else",
-    "$SYS.REQ.SERVER.PING",
-]
-FORBIDDEN_SUBSCRIBE = [
-    NAMES.upload(),
-    NAMES.upload(0),
-    NAMES.ask(),
-    NAMES.increment(),
-    NAMES.public(),
-    "_INBOX_1.>",
-    "_INBOX.>",
-    ">",
-    "$SYS.>",
-]
+def test_a_key_of_another_party_gets_one_sentence(locked: Broker, keys: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is the key of client 1 of 't', not of client 2 of 't'"):
+        join("t", locked.url, client=2, train=train, keys=keys / "t" / "client-1.key")
+    with pytest.raises(ConfigError, match=r"is the key of client 1 of 't', not of client 1 of 'u'"):
+        join("u", locked.url, client=1, train=train, keys=keys / "t" / "client-1.key")
+    with pytest.raises(ConfigError, match=r"is the key of client 1 of 't', not of the server of 't'"):
+        ended(server(plan(), locked.url, tmp_path / "server", keys=keys / "t" / "client-1.key"))
+    with pytest.raises(BrokerError, match="certificate"):
+        join("t", locked.url, client=1, train=train)
 
 
-def test_a_clients_key_publishes_under_its_own_id_and_reads_increments_and_snapshots_only(
-    locked: Broker, keys: Path
-) -> None:
-    for subject in FORBIDDEN_PUBLISH:
-        assert run(refused(locked, keys, 0, lambda one, s=subject: one.nc.publish(s, b"x"))), subject
-    for subject in FORBIDDEN_SUBSCRIBE:
-        assert run(refused(locked, keys, 0, lambda one, s=subject: one.nc.subscribe(s))), subject
-    allowed = NAMES.client_permissions(0)
-    for subject in allowed["publish"]:
-        assert not run(
-            refused(locked, keys, 0, lambda one, s=subject: one.nc.publish(s.replace(">", "x"), b""))
-        ), subject
-    for subject in allowed["subscribe"]:
-        assert not run(refused(locked, keys, 0, lambda one, s=subject: one.nc.subscribe(s))), subject
+async def garbage(url: str, keys: Path, job: Any, seconds: float) -> int:
+    """Client 7 floods everything that its key opens, for a while."""
+    sent = 0
+    async with await link(url, 7, keys=keys / "t" / "client-7.key") as one:
+        subjects, until = one.subjects, time.monotonic() + seconds
+        stolen = upload(6, update(job, 6, 0))
+        entries = [
+            b"noise" * 20,
+            stolen,
+            upload(7, update(job, 7, (1 << 40) - 1), token=bytes(16)),
+            upload(7, Manifest("0" * 32, 500, [1, 2, 3]).to_bytes(), token=bytes(16)),
+        ]
+        while time.monotonic() < until:
+            for data in entries:
+                await one.nc.publish(subjects.upload(7), data)
+                await one.nc.publish(subjects.piece(7), bytes(1000))
+                for session in range(20):
+                    await one.nc.publish(subjects.ask(7), Ask(bytes([session]) * 16).to_bytes())
+                sent += 22
+            with contextlib.suppress(Exception):
+                await one.nc.flush(timeout=1)
+            await asyncio.sleep(0)
+    return sent
 
 
-def test_an_update_as_another_client_is_refused_by_the_broker_and_by_the_server(
-    locked: Broker, keys: Path, tmp_path: Path
-) -> None:
-    chosen = plan(uploads=4)
+def test_a_flood_of_one_client_stops_none_of_the_others(locked: Broker, keys: Path, tmp_path: Path) -> None:
+    chosen = plan(uploads=60)
     job = chosen.job(SIZE)
-    serving = server(chosen, locked.url, tmp_path / "server", keys=keys / "server")
-
-    async def attack() -> None:
-        async with await link(locked.url, 0, keys=keys / "client-0") as one:
-            while True:
-                try:
-                    await one.last(one.subjects.objects, one.subjects.public("snapshot"))
-                    break
-                except BrokerError:
-                    await asyncio.sleep(0.05)
-            with pytest.raises(BrokerError):
-                await one.publish(one.subjects.upload(1), update(job, 1, 0), timeout=0.5)
-            await one.publish(one.subjects.upload(0), update(job, 1, 0))
-            for task in range(4):
-                await one.publish(one.subjects.upload(0), update(job, 0, task))
-
-    run(attack())
+    key = functools.partial("t/client-{}.key".format)
+    serving = server(chosen, locked.url, tmp_path / "server", keys=keys / "t" / "server.key")
+    flood = Background(lambda: run(garbage(locked.url, keys, job, 3.0)))
+    honest = [
+        Background(functools.partial(join, "t", locked.url, train=train, keys=keys / key(k)))
+        for k in range(3)
+    ]
+    done = [background.result() for background in honest]
     summary = ended(serving).summary
-    assert summary.rejected == {"wrong_sender": 1}
-    assert summary.clients == 1
-
-
-def test_no_answer_of_the_broker_can_be_sent_where_the_client_may_not_write(
-    locked: Broker, keys: Path, tmp_path: Path
-) -> None:
-    """The broker answers wherever a request says, be it the increments or the key of the leader."""
-    chosen = plan(uploads=8)
-    job = chosen.job(SIZE)
-    serving = server(chosen, locked.url, tmp_path / "server", keys=keys / "server")
-
-    async def attack() -> None:
-        async with (
-            await link(locked.url, 0, keys=keys / "client-0") as one,
-            await link(locked.url, "server", keys=keys / "server") as owner,
-        ):
-            while await owner.stream(owner.subjects.uploads) is None:
-                await asyncio.sleep(0.05)
-            for task in range(4):
-                await one.publish(one.subjects.upload(0), update(job, 0, task))
-            while (first := await one.get(one.subjects.increments, 1)) is None:
-                await asyncio.sleep(0.05)
-            before = await owner.stream(owner.subjects.increments)
-            subjects = owner.subjects
-            keyed = [subjects.private("leader"), subjects.private("checkpoint"), subjects.public("done")]
-            for target in (first.subject, *keyed):
-                await one.nc.publish(f"$JS.API.DIRECT.GET.{subjects.increments}", b'{"seq": 1}', reply=target)
-                await one.nc.publish(subjects.upload(0), b"noise", reply=target)
-                await one.nc.publish(subjects.ask(0), b"\x93\xa3ask\x00\x00", reply=target)
-            await one.nc.flush()
-            await asyncio.sleep(0.3)
-            assert await owner.decided(subjects.objects, subjects.public("done")) is None
-            now = await owner.stream(subjects.increments)
-            assert before is not None
-            assert now is not None
-            assert now["state"]["last_seq"] == before["state"]["last_seq"]
-            for task in range(4, 8):
-                await one.publish(one.subjects.upload(0), update(job, 0, task))
-
-    run(attack())
-    assert ended(serving).summary.rejected == {"malformed": 4}
+    assert flood.result() > 100
+    assert summary.uploads == 60 == sum(one.counted for one in done)
+    assert all(one.counted > 0 and one.digest == summary.digest[16:] for one in done)
+    told = [reason for one in done for reason in one.rejected.values()]
+    assert all(reason.startswith("the training had ended") for reason in told)
+    assert summary.bytes_up < 60 * 10_000, "garbage is not counted"
 
 
 @pytest.mark.parametrize("headers", [b"NATS/1.0 \xff\xff\xff\r\n\r\n", b"NATS/1.0\r\nStatus: 503\r\n\r\n"])
 def test_headers_that_a_client_invents_stop_nobody(
     locked: Broker, keys: Path, tmp_path: Path, headers: bytes
 ) -> None:
-    chosen = plan(uploads=4)
+    chosen = plan(uploads=8)
     job = chosen.job(SIZE)
-    serving = server(chosen, locked.url, tmp_path / "server", keys=keys / "server")
+    serving = server(chosen, locked.url, tmp_path / "server", keys=keys / "t" / "server.key")
 
     async def attack() -> None:
-        async with await link(locked.url, 0, keys=keys / "client-0") as one:
-            await retry(lambda: one.publish(one.subjects.upload(0), update(job, 0, 1)))
-            manifest = Manifest("ab" * 16, 3000, 4096)
-            piece = one.subjects.chunk(0, f"object.{manifest.digest}.0")
+        async with await link(locked.url, 0, keys=keys / "t" / "client-0.key") as one:
+            subjects = one.subjects
             for subject, data in (
-                (piece, bytes(3000)),
-                (one.subjects.upload(0), manifest.to_bytes()),
-                (one.subjects.upload(0), update(job, 0, 0)),
-                (one.subjects.ask(0), b"x"),
+                (subjects.piece(0), bytes(300)),
+                (subjects.upload(0), upload(0, update(job, 0, 0))),
+                (subjects.ask(0), Ask(bytes(16)).to_bytes()),
             ):
                 head = f"HPUB {subject} {len(headers)} {len(headers) + len(data)}\r\n".encode()
                 await one.nc._send_command(head + headers + data + b"\r\n")
                 await one.nc._flush_pending()
             await one.nc.flush()
-            for task in range(2, 5):
-                await one.publish(one.subjects.upload(0), update(job, 0, task))
 
+    honest = Background(lambda: join("t", locked.url, train=train, keys=keys / "t" / "client-1.key"))
     run(attack())
-    assert ended(serving).summary.uploads == 4
+    assert honest.result().reason == "uploads"
+    assert ended(serving).summary.uploads == 8
 
 
-def test_no_key_an_unknown_key_a_wrong_ca_and_an_expired_certificate_get_a_clear_sentence(
-    locked: Broker, keys: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    make(other, "t", range(1))
-    mixed = tmp_path / "mixed"
-    mixed.mkdir()
-    (mixed / "ca.pem").write_bytes((keys / "ca.pem").read_bytes())
-    (mixed / "seed.nk").write_bytes((other / "client-0" / "seed.nk").read_bytes())
-    with pytest.raises(BrokerError, match=r"was not signed by the CA in ca\.pem"):
-        run(link(locked.url, 0, keys=other / "client-0"))
-    with pytest.raises(BrokerError, match="does not know this key"):
-        run(link(locked.url, 0, keys=mixed))
-    with pytest.raises(BrokerError, match=r"is not of the CA|certificate"):
-        run(link(locked.url, 0))
-    with pytest.raises(ConfigError, match=r"has no seed\.nk"):
-        run(link(locked.url, 0, keys=tmp_path))
-    with pytest.raises(ConfigError, match="must start with tls://"):
-        run(link(locked.url.replace("tls", "nats"), 0, keys=keys / "client-0"))
-    expired = tmp_path / "expired"
-    make(expired, "t", range(1), days=-0.5)
-    with (
-        Broker(tmp_path / "old", keys=expired) as old,
-        pytest.raises(BrokerError, match="has expired; renew it with qafel keys"),
-    ):
-        run(link(old.url, 0, keys=expired / "client-0"))
+def test_poison_is_refused_and_a_step_that_would_diverge_drops_its_buffer() -> None:
+    chosen = plan(buffer_size=2, max_norm=3e38, client_quantizer="identity", server_quantizer="identity")
+    job = chosen.job(SIZE)
+    state = FederationState(chosen, job, start(), SECRET)
+    before = state.server.x.copy()
+    events = [event for k in range(2) for event in state.take(k + 1, upload(k, _huge(job, k)), k)]
+    assert [type(event) for event in events] == [Rejected, Rejected], "‖Δ‖ is beyond any limit"
+    state = FederationState(chosen, job, start(), SECRET)
+    state.server.aggregator.max_norm = np.inf  # type: ignore[attr-defined]
+    events = [event for k in range(4) for event in state.take(k + 1, upload(k, _huge(job, k)), k)]
+    assert [type(event) for event in events] == [Accepted, Accepted, Dropped, Accepted, Accepted, Dropped]
+    assert np.array_equal(state.server.x, before)
+    again = FederationState.from_state(chosen, job, state.state())
+    frames = [(k, update(job, k, 1)) for k in range(2)]
+    for one in (state, again):
+        one.server.aggregator.max_norm = 1e6  # type: ignore[attr-defined]
+        for k, frame in frames:
+            one.take(10 + k, upload(k, frame), k)
+    assert state.server.version == 1
+    assert state.server.hidden.digest == again.server.hidden.digest
 
 
-def test_a_refused_connection_is_closed_and_nothing_is_said_to_be_lost(
-    locked: Broker, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(tmp_path, "t", range(1))
-    (tmp_path / "client-0" / "ca.pem").write_bytes((keys / "ca.pem").read_bytes())
-    opened: list[Any] = []
-    heard: list[str] = []
-    connection = links._connection
+def _huge(job: Any, client: int) -> bytes:
+    from qafel import wire
 
-    def kept() -> Any:
-        opened.append(connection())
-        return opened[-1]
+    payload = np.full(job.size, 3e38, np.float32).tobytes()
+    return wire.encode(wire.Update(job.id, client, 0, 0, payload))
 
-    monkeypatch.setattr(links, "_connection", kept)
 
-    async def attempt() -> None:
-        with pytest.raises(BrokerError, match="does not know this key"):
-            await link(
-                locked.url, 0, keys=tmp_path / "client-0", notice=lambda kind, detail: heard.append(kind)
-            )
-        assert [one.is_closed for one in opened] == [True]
+def test_updates_far_above_the_median_norm_are_refused_and_nobody_can_be_locked_out() -> None:
+    chosen = plan(buffer_size=4)
+    job = chosen.job(SIZE)
+    state = FederationState(chosen, job, start(), SECRET)
+    sequence = iter(range(1, 1000))
 
-    run(attempt())
-    assert "disconnected" not in heard
+    def send(client: int, task: int, scale: float) -> str:
+        event = state.take(next(sequence), upload(client, update(job, client, task, scale=scale)), client)[0]
+        return event.reason if isinstance(event, Rejected) else "counted"
+
+    assert [send(k, 0, 0.01) for k in range(10)] == ["counted"] * 10
+    assert [send(20, k, 1.0) for k in range(5)] == ["norm"] * 5, "100 times the median"
+    assert send(21, 0, 0.2) == "counted", "20 times the median"
+    hostile = [send(30 + k, 0, 1e-5) for k in range(4)]
+    assert hostile == ["counted"] * 4
+    assert [send(k, 1, 0.01) for k in range(10)] == ["counted"] * 10, "a minority cannot lock others out"
+    # all updates become larger, as after a change of the rate: the limit follows
+    late = [send(k, 2 + r, 1.0) for r in range(3) for k in range(10)]
+    assert late[-10:] == ["counted"] * 10
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "said"),
+    [
+        ("os:abort", "cnn", "wants to call 'os:abort' for its data"),
+        ("faces", "os:abort", "wants to call 'os:abort' for its model"),
+        ("/etc/passwd", "cnn", "trains on the file '/etc/passwd'"),
+        ("faces", "gpt5", "unknown model 'gpt5'"),
+    ],
+)
+def test_a_client_runs_only_what_its_owner_allowed(data: str, model: str, said: str) -> None:
+    text = f'data = "{data}"\nmodel = "{model}"\n'
+    with pytest.raises(ConfigError, match=said):
+        plan_training(text, plan().job(SIZE), 0)
+    check_allowed(parse_plan('data = "a:b"\nmodel = "c:d"\n'), None, ["a:b", "c:d"])
+    check_allowed(parse_plan('data = "/etc/passwd"\n'), "mine.npz", [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"uploads = {'9' * 5000}", f"data = {'[' * 5000}{']' * 5000}", "x" * 70_000, "uploads = {", "\x00"],
+)
+def test_a_plan_that_cannot_be_read_gets_one_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match="the server's plan"):
+        parse_plan(text)
+
+
+def test_the_same_client_started_twice_is_told_so(broker: Broker, tmp_path: Path) -> None:
+    serving = server(plan(uploads=30), broker.url, tmp_path / "server")
+
+    def slow(x: Any, task: Any) -> Any:
+        time.sleep(0.2)
+        return np.float32(-0.05) * x
+
+    first = Background(lambda: join("t", broker.url, client=1, train=slow, state=tmp_path / "c"))
+
+    async def leased() -> None:
+        async with await link(broker.url) as one:
+            while not (found := await one.stream(one.subjects.log)) or not found["state"]["last_seq"]:
+                await asyncio.sleep(0.02)
+
+    run(leased())
+    with pytest.raises(ConfigError, match="another process is running in"):
+        join("t", broker.url, client=1, train=slow, state=tmp_path / "c")
+    with pytest.raises(ConfigError, match="another process runs as client 1"):
+        join("t", broker.url, client=1, train=slow)
+    done = first.result()
+    assert done.counted == 30 == ended(serving).summary.uploads
+    assert done.rejected == {}
 
 
 def test_without_keys_a_broker_listens_on_loopback_only(tmp_path: Path) -> None:
@@ -267,47 +247,38 @@ def test_without_keys_a_broker_listens_on_loopback_only(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="a broker without keys listens on loopback only"):
             configuration(tmp_path, host=host)
     assert "127.0.0.1:4222" in configuration(tmp_path)
-    assert "authorization" not in configuration(tmp_path)
 
 
-def test_keys_are_for_their_owners_eyes_and_adding_a_client_keeps_the_others(tmp_path: Path) -> None:
-    make(tmp_path, "t", range(1))
-    seed = tmp_path / "client-0" / "seed.nk"
-    before, ca = seed.read_bytes(), (tmp_path / "ca.pem").read_bytes()
-    for path in (seed, tmp_path / "ca-key.pem", tmp_path / "broker-key.pem"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    made = make(tmp_path, "t", range(3))
-    assert [path.name for path in made] == ["client-1", "client-2"]
-    assert (seed.read_bytes(), (tmp_path / "ca.pem").read_bytes()) == (before, ca)
-    assert before not in (tmp_path / "users.json").read_bytes()
-    with pytest.raises(ConfigError, match="holds the keys of 't', not of 'u'"):
-        make(tmp_path, "u", range(1))
-    (tmp_path / "users.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is damaged"):
-        make(tmp_path, "t", range(1))
-
-
-def test_the_broker_speaks_tls_only(locked: Broker, keys: Path) -> None:
-    context = ssl.create_default_context(cafile=str(keys / "ca.pem"))
-    assert context.verify_mode == ssl.CERT_REQUIRED
-
-    async def plain() -> bytes:
-        reader, writer = await asyncio.open_connection(locked.host, locked.port)
-        info = await reader.readline()
-        writer.write(b'CONNECT {"verbose":true}\r\nPING\r\n')
-        answer = await reader.read(200)
-        writer.close()
-        assert json.loads(info[5:])["tls_required"]
-        return answer
-
-    assert b"PONG" not in run(plain())
-
-
-def test_anonymous_publishers_of_an_open_broker_still_cannot_pretend(broker: Broker, tmp_path: Path) -> None:
-    """Without keys the subject is all there is; an update on another client's subject is refused."""
+def test_anonymous_publishers_of_an_open_broker_still_need_a_lease(broker: Broker, tmp_path: Path) -> None:
     chosen = plan(uploads=4)
     job = chosen.job(SIZE)
-    serving = server(chosen, broker.url, tmp_path / "server", x=start())
-    odd = [(9, update(job, 1, 0))] + [(k, update(job, k, 0)) for k in range(4)]
-    run(publish(broker.url, odd))
-    assert ended(serving).summary.rejected == {"wrong_sender": 1}
+    serving = server(chosen, broker.url, tmp_path / "server", x=vectors.copy(start()))
+
+    async def pretend() -> None:
+        async with await link(broker.url) as one:
+            while await one.stream(one.subjects.log) is None:
+                await asyncio.sleep(0.02)
+            await one.publish(one.subjects.upload(9), upload(1, update(job, 9, 0)))
+
+    run(pretend())
+    run(publish(broker.url, [(k, update(job, k, 0)) for k in range(4)]))
+    assert ended(serving).summary.rejected == {"no_lease": 1}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"data": "digits", "model": "mlp", "partition": "dirichlet:1", "clients": 60, "local_rate": 0.1},
+        {"data": "breast-cancer", "model": "logistic", "partition": "iid", "clients": 40, "local_rate": 0.5},
+    ],
+)
+def test_no_honest_update_is_refused_for_its_norm_until_the_training_has_converged(task: Any) -> None:
+    settings = Settings(uploads=2000, concurrency=20, evaluate_every=1 << 30, **task)
+    learner = settings.learner()
+    simulation = Simulation(settings, learner, workers=1, layout=learner.layout)
+    job = simulation.server.job
+    buffer = BoundedBuffer(job.quantizers()[0], job.size, max_norm=1e6, window=10 * job.buffer_size)
+    simulation.server = Server(job, learner.x, aggregator=buffer)
+    simulation.run()
+    assert simulation.server.rejections == {}
+    assert buffer.limit < 1e6, "the limit was in force"

@@ -4,6 +4,7 @@ updates    from the publisher's acknowledgement through validation into the buff
            the default quantizers and with 4-bit QSGD
 synced     the same with a broker that syncs every message to disk
 fan-out    increments, stored and fenced, to many connections
+loop       the whole loop of many clients at once: upload, acknowledgement, receipt with the next lease
 latency    from an upload to its acknowledgement, at half load
 clients    many connected clients that follow and ask; the memory of the server
 """
@@ -27,7 +28,8 @@ from qafel.bench.federation_load import (
     SIZE,
     consume,
     counter,
-    frames,
+    echo,
+    loop_clients,
     moment,
     plan,
     publish,
@@ -36,6 +38,7 @@ from qafel.bench.federation_load import (
     run_server,
     spawn,
     upload_rate,
+    uploads,
     wait_for,
 )
 from qafel.bench.memory import kilobytes
@@ -44,6 +47,7 @@ from qafel.errors import QafelWarning
 from qafel.federation import Broker, Subjects
 from qafel.federation.increments import Increments
 from qafel.federation.nats import Connection
+from qafel.federation.streams import open_keys
 from qafel.quantizers import quantizer
 from qafel.server import Server
 from qafel.streams import derive, generator
@@ -56,6 +60,7 @@ class Scale(msgspec.Struct, frozen=True):
     synced: int = 1500
     increments: int = 400
     connections: int = 100
+    rounds_of_loop: int = 12
     latency_seconds: float = 5.0
     clients: int = 1000
     held_seconds: float = 60.0
@@ -69,10 +74,11 @@ PARTS = (
     "synced",
     f"fan-out {SERVER_QUANTIZER}",
     f"fan-out {DEFAULT_QUANTIZER}",
+    "loop",
     "latency",
     "clients",
 )
-QUICK = Scale(600, 60, 20, 20, 1.0, 40, 2.0, 1)
+QUICK = Scale(600, 60, 20, 20, 2, 1.0, 40, 2.0, 1)
 
 
 def updates(
@@ -80,7 +86,7 @@ def updates(
 ) -> dict[str, dict[str, Any]]:
     """Federations and the raw broker in turn, each with a store of its own; by name of the quantizers."""
     plans = {name: plan(count, **quantizers) for name, quantizers in kinds.items()}
-    uploads = {name: frames(chosen.job(SIZE), count) for name, chosen in plans.items()}
+    made = {name: uploads(chosen.job(SIZE), count) for name, chosen in plans.items()}
     rates: dict[str, dict[str, list[float]]] = {name: {"raw": [], "ours": []} for name in kinds}
     for k in range(rounds):
         for name, kind in itertools.product(kinds, ("raw", "ours")):
@@ -90,11 +96,11 @@ def updates(
                     consumer = partial(consume, broker.url, count)
                 else:
                     consumer = partial(run_server, broker.url, where / "server", plans[name])
-                rates[name][kind].append(upload_rate(consumer, broker.url, uploads[name], raw=kind == "raw"))
+                rates[name][kind].append(upload_rate(consumer, broker.url, made[name], raw=kind == "raw"))
     return {
         name: {
             "uploads": count,
-            "bytes": statistics.median(len(frame) for _, frame in uploads[name]),
+            "bytes": statistics.median(len(data) for _, data in made[name]),
             "sync": "always" if sync_always else "the broker's default",
             "updates_per_second": statistics.median(mine["ours"]),
             **_against_raw(mine),
@@ -116,17 +122,13 @@ def fan_out(folder: Path, spec: str, count: int, connections: int, rounds: int) 
     async def ours(url: str) -> float:
         async with await Connection.open(url, Subjects("bench"), "server") as connection:
             increments = Increments(connection, 1)
-            kept = {
-                "subjects": [connection.subjects.public(), connection.subjects.private()],
-                "allow_direct": True,
-            }
-            await connection.ensure(connection.subjects.objects, kept)
+            await open_keys(connection, 1)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", QafelWarning)
                 await increments.open(1, Server(plan(1).job(SIZE), vectors.zeros(SIZE)))
             began = time.monotonic()
             for version in range(1, count + 1):
-                await increments.publish(version, frame)
+                await increments.publish({version: frame})
             return began
 
     async def bare(url: str) -> float:
@@ -165,11 +167,50 @@ def _against_raw(rates: dict[str, list[float]]) -> dict[str, float]:
     }
 
 
+def loop(folder: Path, clients: int, turns: int, rounds: int) -> dict[str, Any]:
+    """Clients that upload, wait for the receipt and the next lease, and upload again; and bare messages."""
+    count = clients * turns
+    rates: dict[str, list[float]] = {"ours": [], "raw": []}
+    slowest: dict[str, list[float]] = {"ours": [], "raw": []}
+    half = clients // 2
+    for k, kind in itertools.product(range(rounds), ("raw", "ours")):
+        with Broker(folder / f"{kind}-{k}" / "broker") as broker:
+            ready, done, began, ended, slow = (moment() for _ in range(5))
+            where = folder / f"{kind}-{k}" / "server"
+            if kind == "raw":
+                server = spawn(echo, broker.url, count, ready, done)
+            else:
+                server = spawn(run_server, broker.url, where, plan(count), ready, done)
+            wait_for(ready, server)
+            connected = counter()
+            groups = [
+                spawn(loop_clients, broker.url, numbers, turns, kind == "raw", connected, began, ended, slow)
+                for numbers in (range(half), range(half, clients))
+            ]
+            while connected.value < clients and all(group.is_alive() for group in groups):
+                time.sleep(0.02)
+            began.value = time.monotonic()
+            wait_for(done, server, 300)
+            for process in (*groups, server):
+                process.join()
+            rates[kind].append(count / (ended.value - began.value))
+            slowest[kind].append(1000 * slow.value)
+    return {
+        "clients": clients,
+        "uploads": count,
+        "bytes": len(uploads(plan(1).job(SIZE), 1)[0][1]),
+        "updates_per_second": statistics.median(rates["ours"]),
+        **_against_raw(rates),
+        "p99_ms": statistics.median(slowest["ours"]),
+        "raw_p99_ms": statistics.median(slowest["raw"]),
+    }
+
+
 def latency(folder: Path, per_second: float, seconds: float) -> dict[str, Any]:
     """Time from an upload to its acknowledgement while the server processes the uploads."""
     count = int(per_second * seconds)
     chosen = plan(count)
-    uploads = frames(chosen.job(SIZE), count)
+    made = uploads(chosen.job(SIZE), count)
     with Broker(folder / "broker") as broker:
         ready, done = moment(), moment()
         server = spawn(run_server, broker.url, folder / "server", chosen, ready, done)
@@ -177,7 +218,7 @@ def latency(folder: Path, per_second: float, seconds: float) -> dict[str, Any]:
 
         async def work() -> list[float]:
             async with await Connection.open(broker.url, Subjects("bench"), "publisher") as connection:
-                named = [(connection.subjects.upload(client), frame) for client, frame in uploads]
+                named = [(connection.subjects.upload(client), data) for client, data in made]
                 return await publish(connection, named, pace=1 / per_second)
 
         took = sorted(asyncio.run(work()))
@@ -239,6 +280,7 @@ def bench(scale: Scale) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"fan-out {spec}",
                 fan_out(where, spec, scale.increments, scale.connections, scale.rounds),
             )
+        yield "loop", loop(folder / "loop", scale.clients, scale.rounds_of_loop, scale.rounds)
         yield (
             "latency",
             latency(

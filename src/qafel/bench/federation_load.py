@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from qafel import vectors, wire
 from qafel.config import Job
 from qafel.federation import Plan, Subjects, serve
-from qafel.federation.leases import Ask
+from qafel.federation.entries import Upload, token
+from qafel.federation.leases import Answer, Ask, Lease
 from qafel.federation.nats import Connection
-from qafel.federation.reader import Reader
+from qafel.federation.reader import LogReader
 from qafel.streams import derive, generator
 
 SIZE = 29_282
@@ -23,6 +23,8 @@ WINDOW = 256
 """Uploads that may wait for their acknowledgement at a time."""
 OWNERS = 1000
 """Clients that the uploads belong to."""
+SECRET = bytes(32)
+"""Signs the leases, so that the benchmark can make uploads before the server runs."""
 _fork = multiprocessing.get_context("fork")
 
 
@@ -34,26 +36,29 @@ def plan(uploads: int, **quantizers: Any) -> Plan:
         **quantizers,
         evaluate_every=1 << 39,
         checkpoint_seconds=0.5,
-        max_pending=1 << 20,
         concurrency=1 << 20,
     )
 
 
-def frames(job: Job, count: int) -> list[tuple[int, bytes]]:
-    """(client, update frame), in the order in which they are published."""
-    make = _frame_maker(job)
-    return [(k % OWNERS, make(k % OWNERS, k // OWNERS, derive(job.seed, k))) for k in range(count)]
+def uploads(job: Job, count: int) -> list[tuple[int, bytes]]:
+    """(client, upload), in the order in which they are published."""
+    made = []
+    for k in range(count):
+        client, task = k % OWNERS, k // OWNERS
+        lease = Lease(task, 0, token(SECRET, client, task, 0))
+        made.append((client, upload(job, client, lease, _payload(job, derive(job.seed, k)))))
+    return made
 
 
-def _frame_maker(job: Job) -> Callable[[int, int, int], bytes]:
-    """A function from (client, task, seed) to an update frame."""
-    coder = job.quantizers()[0]
+def _payload(job: Job, seed: int) -> bytes:
     delta = generator(0, "bench").standard_normal(job.size, dtype=np.float32)
+    return job.quantizers()[0].encode(delta, seed)
 
-    def frame(client: int, task: int, seed: int) -> bytes:
-        return wire.encode(wire.Update(job.id, client, task, 0, coder.encode(delta, seed)))
 
-    return frame
+def upload(job: Job, client: int, lease: Lease, payload: bytes) -> bytes:
+    """The upload of a client for a lease."""
+    frame = wire.encode(wire.Update(job.id, client, lease.task, lease.version, payload))
+    return Upload(lease.task, lease.version, lease.token, frame).to_bytes()
 
 
 def spawn(target: Callable[..., None], *arguments: Any) -> Any:
@@ -76,14 +81,14 @@ def counter() -> Any:
 def run_server(url: str, folder: Path, chosen: Plan, ready: Any, done: Any) -> None:
     """A server that notes when it is ready and when its training has ended."""
 
-    def journal(event: str, **fields: Any) -> None:
+    def notice(event: str, **fields: Any) -> None:
         del fields
         if event == "ready":
             ready.value = time.monotonic()
         if event == "done":
             done.value = time.monotonic()
 
-    serve(chosen, url, folder, x=vectors.zeros(SIZE), journal=journal)
+    serve(chosen, url, folder, x=vectors.zeros(SIZE), secret=SECRET, notice=notice)
 
 
 async def publish(
@@ -133,7 +138,7 @@ def consume(url: str, count: int, ready: Any, done: Any) -> None:
     async def work() -> None:
         async with await Connection.open(url, Subjects("bench"), "consumer") as connection:
             await connection.ensure("RAW", {"subjects": ["raw.*"], "allow_direct": True, "num_replicas": 1})
-            reader = Reader(connection, "RAW", 0)
+            reader = LogReader(connection, 0, "RAW")
             ready.value = time.monotonic()
             seen = 0
             while seen < count:
@@ -193,10 +198,94 @@ def receive(url: str, count: int, wanted: int, subject: str, ready: Any, done: A
     asyncio.run(work())
 
 
-def run_clients(url: str, first: int, count: int, seconds: float, ready: Any, heard: Any) -> None:
-    """Connected clients: each follows the model, and asks for a lease and uploads every few seconds."""
+class Looping:
+    """One client of a closed loop: it sends an upload when the answer to the last one has come."""
+
+    def __init__(self, connection: Connection, number: int, job: Job, payload: bytes, *, raw: bool) -> None:
+        self._connection, self._number, self._job, self._payload = connection, number, job, payload
+        self._raw, self.took = raw, list[float]()
+        self._session = number.to_bytes(16, "little")
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._lease = Lease(0, 0, bytes(16)) if raw else None
+
+    async def _hear(self, message: Any) -> None:
+        self._answers.put_nowait(message.data)
+
+    async def start(self) -> None:
+        """Listen, and ask for the first lease."""
+        connection, number = self._connection, self._number
+        answers = f"raw-answer.{number}" if self._raw else connection.subjects.answer(number)
+        await connection.subscribe(answers, self._hear)
+        await connection.nc.flush()
+        if not self._raw:
+            await connection.send(connection.subjects.ask(number), Ask(self._session).to_bytes())
+
+    async def run(self, count: int) -> None:
+        """Make ``count`` turns: upload, receipt, next lease."""
+        target = self._connection.subjects.upload(self._number)
+        for _ in range(count):
+            while self._lease is None:
+                self._lease = Answer.from_bytes(await self._answers.get()).lease
+            began = time.monotonic()
+            data = upload(self._job, self._number, self._lease, self._payload)
+            await self._connection.publish(f"raw.{self._number}" if self._raw else target, data, timeout=60)
+            answer = await self._answers.get()
+            if not self._raw:
+                self._lease = Answer.from_bytes(answer).lease
+            self.took.append(time.monotonic() - began)
+
+
+def loop_clients(
+    url: str, numbers: range, rounds: int, raw: bool, ready: Any, began: Any, ended: Any, slow: Any
+) -> None:
+    """Clients of a closed loop, each with a connection of its own; ``slow`` gets the 99th percentile."""
     job = plan(1 << 30).job(SIZE)
-    frame = _frame_maker(job)
+    payload = _payload(job, 0)
+
+    async def work() -> None:
+        clients = []
+        for number in numbers:
+            connection = await Connection.open(url, Subjects("bench"), number, patience=60)
+            clients.append((connection, Looping(connection, number, job, payload, raw=raw)))
+        with ready.get_lock():
+            ready.value += len(clients)
+        while not began.value:
+            await asyncio.sleep(0.005)
+        await asyncio.gather(*(client.start() for _, client in clients))
+        await asyncio.gather(*(client.run(rounds) for _, client in clients))
+        took = sorted(seconds for _, client in clients for seconds in client.took)
+        with ended.get_lock():
+            ended.value = max(ended.value, time.monotonic())
+            slow.value = max(slow.value, took[int(0.99 * len(took))])
+        for connection, _ in clients:
+            await connection.close()
+
+    asyncio.run(work())
+
+
+def echo(url: str, count: int, ready: Any, done: Any) -> None:
+    """The raw server of a closed loop: it reads a stream and answers each message."""
+
+    async def work() -> None:
+        async with await Connection.open(url, Subjects("bench"), "consumer") as connection:
+            await connection.ensure("RAW", {"subjects": ["raw.*"], "allow_direct": True, "num_replicas": 1})
+            reader = LogReader(connection, 0, "RAW")
+            ready.value = time.monotonic()
+            seen = 0
+            while seen < count:
+                for message in await reader.next(1.0):
+                    seen += 1
+                    await connection.send(f"raw-answer.{message.subject[4:]}", bytes(64))
+            await connection.nc.flush()
+            done.value = time.monotonic()
+
+    asyncio.run(work())
+
+
+def run_clients(url: str, first: int, count: int, seconds: float, ready: Any, heard: Any) -> None:
+    """Connected clients: each follows the model, and uploads every few seconds when it has a lease."""
+    job = plan(1 << 30).job(SIZE)
+    payload = _payload(job, 0)
 
     async def one(number: int) -> None:
         connection = await Connection.open(url, Subjects("bench"), number, patience=60)
@@ -205,19 +294,16 @@ def run_clients(url: str, first: int, count: int, seconds: float, ready: Any, he
             del message
             heard.value += 1
 
-        subjects = connection.subjects
-        await connection.subscribe(subjects.live, news)
+        await connection.subscribe(connection.subjects.live, news)
+        client = Looping(connection, number, job, payload, raw=False)
+        await client.start()
         with ready.get_lock():
             ready.value += 1
         until = time.monotonic() + seconds + 20
-        task = 0
+        await asyncio.sleep(5 + number % 50 / 10)
         while time.monotonic() < until:
-            await asyncio.sleep(5 + number % 50 / 10)
-            await connection.request(connection.subjects.ask(number), msgspec.msgpack.encode(Ask(task)))
-            await connection.publish(
-                connection.subjects.upload(number), frame(number, task, derive(job.seed, number, task))
-            )
-            task += 1
+            await client.run(1)
+            await asyncio.sleep(5)
 
     async def work() -> None:
         await asyncio.gather(*(one(number) for number in range(first, first + count)))

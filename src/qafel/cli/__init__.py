@@ -1,6 +1,8 @@
 """The command line: ``qafel COMMAND --help`` has an example for each command."""
 
+import errno
 import io
+import logging
 import sys
 import warnings
 from typing import Annotated, TextIO, cast
@@ -8,8 +10,19 @@ from typing import Annotated, TextIO, cast
 import typer
 
 from qafel import __version__
-from qafel.cli import bench, federation, quantizers, reproduce, run, show, theory, tune
-from qafel.errors import QafelError, QafelWarning
+from qafel.cli import (
+    bench,
+    federation,
+    keys,
+    operate,
+    quantizers,
+    reproduce,
+    run,
+    show,
+    theory,
+    tune,
+)
+from qafel.errors import BrokerError, QafelError, QafelWarning
 
 app = typer.Typer(
     name="qafel",
@@ -21,12 +34,15 @@ app = typer.Typer(
 )
 app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
+app.add_typer(keys.app, name="keys")
+app.add_typer(operate.app, name="federation")
 alone = (run.run, run.compare, run.timeline, quantizers.quantizers, run.demo, reproduce.reproduce, tune.tune)
-networked = (federation.broker, federation.serve, federation.join, federation.keys, federation.status)
+networked = (federation.broker, federation.serve, federation.join, federation.status)
 for command in (*alone, *networked, federation.federation_demo):
     app.command()(command)
 
-USAGE = 2
+USAGE, TEMPORARY = 2, 75
+"""Exit codes: an error that stays until something is changed, and one that may pass by itself."""
 Misuse = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """The error of a wrong command line: click's, or that of the copy of click in newer versions of typer."""
 _show_other = warnings.showwarning
@@ -49,8 +65,9 @@ def _options(
 
 
 def main() -> None:
-    """Run a command; an error prints one sentence and exits with code 2, with --debug a traceback."""
+    """Run a command; an error prints one sentence and exits with code 2 or 75, with --debug a traceback."""
     warnings.showwarning = _show_warning
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # "eof_received() has no effect when using ssl"
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -74,7 +91,14 @@ def _print_error(error: Exception) -> int:
     if message.strip():  # empty where a group without a command has printed its help
         hint = "; see --help" if isinstance(error, Misuse) else ""
         typer.secho(f"error: {' '.join(message.split()).rstrip('.')}{hint}", fg="red", err=True)
-    return USAGE
+    return TEMPORARY if may_heal(error) else USAGE
+
+
+def may_heal(error: Exception) -> bool:
+    """Whether the same command may succeed later: the broker is away, or a disk is full."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or (isinstance(error, BrokerError) and error.may_pass)
 
 
 def _show_warning(

@@ -1,7 +1,6 @@
 """``qafel broker``, ``serve``, ``join``, ``keys`` and ``status``."""
 
 import datetime
-import logging
 import sys
 import time
 from pathlib import Path
@@ -12,31 +11,38 @@ import typer
 from qafel import files
 from qafel.cli import show
 from qafel.cli.run import Changes, print_result
-from qafel.errors import ConfigError, FencedError
+from qafel.errors import BrokerError, FencedError
 
+FENCED = 3
+"""Exit code: another server has taken over."""
 BROKER = "nats://127.0.0.1:4222"
 BrokerUrl = Annotated[
     str, typer.Option("--broker", help="nats:// or tls:// address; of a cluster, several with commas.")
 ]
-Keys = Annotated[Path | None, typer.Option("--keys", help="This party's folder, made by qafel keys.")]
+Keys = Annotated[Path | None, typer.Option("--keys", help="This party's key file, made by qafel keys new.")]
+
+
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also log a line for every task.")]
 
 
 class Log:
     """The log of a server or client on standard error: text lines, or JSON lines."""
 
-    def __init__(self, json: bool, who: str) -> None:
-        self._json, self._who = json, who
-        logging.getLogger("asyncio").setLevel(logging.ERROR)  # "eof_received() has no effect when using ssl"
+    def __init__(self, json: bool, who: str, verbose: bool = False) -> None:
+        self._json, self._who, self._verbose = json, who, verbose
 
-    def __call__(self, event: str, **fields: Any) -> None:
-        """Write a line to standard error."""
+    def __call__(self, event: str, *, level: str = "info", **fields: Any) -> None:
+        """Write a line to standard error; what happens for every task only if it is wanted."""
         import msgspec
 
+        if level == "task" and not self._verbose:
+            return
         now = datetime.datetime.now(datetime.UTC)
         if self._json:
             line = {
                 "time": now.isoformat(timespec="milliseconds"),
                 "who": self._who,
+                "level": level,
                 "event": event,
                 **fields,
             }
@@ -54,7 +60,8 @@ def broker(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.", min=0, max=65535)] = 4222,
     keys: Annotated[
-        Path | None, typer.Option("--keys", help="The folder of qafel keys: TLS, and only known keys.")
+        Path | None,
+        typer.Option("--keys", help="The broker's folder of qafel keys: TLS, and only known keys."),
     ] = None,
     sync_always: Annotated[
         bool, typer.Option("--sync-always", help="Sync every message to disk: survives power loss.")
@@ -62,6 +69,9 @@ def broker(
     max_payload: Annotated[
         int, typer.Option("--max-payload", help="Bytes of one message.", min=65536, max=64 << 20)
     ] = 1 << 20,
+    max_store: Annotated[
+        str | None, typer.Option("--max-store", help="The most that its store takes, such as 10G.")
+    ] = None,
     config_only: Annotated[
         Path | None, typer.Option("--config-only", help="Only write the configuration to this file.")
     ] = None,
@@ -71,33 +81,34 @@ def broker(
 
     Example: qafel broker --dir runs/broker
     """
-    from qafel.federation.broker import Broker, configuration, watch
+    from qafel.federation.broker import Broker, configuration, interrupted_by_sigterm, watch
 
+    limits: dict[str, Any] = {
+        "host": host,
+        "keys": keys,
+        "sync_always": sync_always,
+        "max_payload": max_payload,
+        "max_store": max_store,
+    }
     if config_only is not None:
-        text = configuration(
-            (folder / "store").resolve(),
-            host=host,
-            port=port or 4222,
-            keys=keys,
-            sync_always=sync_always,
-            max_payload=max_payload,
-        )
+        text = configuration((folder / "store").resolve(), port=port or 4222, **limits)
         files.write(config_only, text.encode(), sync=False)
         show.json({"config": str(config_only)}) if json else typer.echo(f"Written: {config_only}")
         return
-    one = Broker(folder, host=host, port=port, keys=keys, sync_always=sync_always, max_payload=max_payload)
-    with one:
-        if json:
-            show.json({"url": one.url, "pid": one.process.pid if one.process else None, "dir": str(folder)})
-        else:
-            typer.echo(f"Broker: {one.url}   (log: {folder / 'broker.log'}; Ctrl-C stops it)")
-        sys.stdout.flush()
-        try:
+    one = Broker(folder, port=port, **limits)
+    try:
+        with interrupted_by_sigterm(), one:
+            if json:
+                pid = one.process.pid if one.process else None
+                show.json({"url": one.url, "pid": pid, "dir": str(folder)})
+            else:
+                typer.echo(f"Broker: {one.url}   (log: {folder / 'broker.log'}; Ctrl-C stops it)")
+            sys.stdout.flush()
             for _ in watch(one):
                 pass
-        except KeyboardInterrupt:
-            return
-    raise ConfigError(f"the broker process ended; see {folder / 'broker.log'}")
+    except KeyboardInterrupt:
+        return
+    raise BrokerError(f"the broker process ended; see {folder / 'broker.log'}")
 
 
 def serve(
@@ -116,6 +127,7 @@ def serve(
     metrics: Annotated[
         int | None, typer.Option("--metrics", help="Port on loopback for /metrics, /healthz, /readyz.")
     ] = None,
+    verbose: Verbose = False,
     json: show.Json = False,
 ) -> None:
     """Run the server of a federation until its training has ended.
@@ -126,27 +138,31 @@ def serve(
 
     chosen = federation.read_plan(plan, change or ())
     folder = state or Path("runs") / chosen.name
-    log = Log(json, "server")
+    log = Log(json, "server", verbose)
     try:
         result = federation.serve(
-            chosen, broker, folder, keys=keys, standby=standby, metrics=metrics, journal=log
+            chosen, broker, folder, keys=keys, standby=standby, metrics=metrics, notice=log
         )
     except FencedError as error:
         log("stopped", detail=str(error))
-        raise typer.Exit(3) from None
+        raise typer.Exit(FENCED) from None
     except KeyboardInterrupt:
         log("stopped", detail=f"run the same command with --state {folder} to continue")
         raise typer.Exit(show.INTERRUPTED) from None
-    if json:
+    if result is None:
+        log("stopped", detail=f"run the same command with --state {folder} to continue")
+    elif json:
         show.json({"folder": str(folder), "summary": result.summary})
-        return
-    print_result(result, folder)
+    else:
+        print_result(result, folder)
 
 
 def join(
     name: Annotated[str, typer.Argument(help="The federation's name.")] = "qafel",
     broker: BrokerUrl = BROKER,
-    client: Annotated[int, typer.Option("--client", help="This client's number.", min=0)] = 0,
+    client: Annotated[
+        int | None, typer.Option("--client", help="This client's number; default: the key's, or 0.", min=0)
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option("--data", help="The client's own data; default: its share of the plan's data."),
@@ -156,6 +172,11 @@ def join(
     ] = None,
     keys: Keys = None,
     tasks: Annotated[int | None, typer.Option("--tasks", help="Leave after this many tasks.", min=1)] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help="A function (package.module:factory) that the plan may call here."),
+    ] = None,
+    verbose: Verbose = False,
     json: show.Json = False,
 ) -> None:
     """Run a client of a federation: follow the model, train and send updates until training has ended.
@@ -164,10 +185,18 @@ def join(
     """
     from qafel import federation
 
-    log = Log(json, f"client {client}")
+    log = Log(json, "client" if client is None else f"client {client}", verbose)
     try:
         done = federation.join(
-            name, broker, client=client, data=data, state=state, keys=keys, tasks=tasks, journal=log
+            name,
+            broker,
+            client=client,
+            data=data,
+            allow=allow or (),
+            state=state,
+            keys=keys,
+            tasks=tasks,
+            notice=log,
         )
     except KeyboardInterrupt:
         log("stopped")
@@ -176,34 +205,11 @@ def join(
         show.json(done)
         return
     typer.echo(
-        f"client {done.client}: {done.tasks:,} tasks, {done.bytes_up / 1e6:.2f} MB up, "
+        f"client {done.client}: {done.tasks:,} tasks, {done.counted:,} counted, "
+        f"{done.bytes_up / 1e6:.2f} MB up, "
         f"{done.bytes_down / 1e6:.2f} MB down, version {done.version:,}"
         + (f"; ended by {done.reason}" if done.reason else "")
     )
-
-
-def keys(
-    folder: Annotated[Path, typer.Argument(help="Folder for the keys.")],
-    name: Annotated[str, typer.Option("--name", help="The federation's name.")] = "qafel",
-    clients: Annotated[int, typer.Option("--clients", help="Keys for clients 0 to N − 1.", min=0)] = 8,
-    host: Annotated[
-        list[str] | None, typer.Option("--host", help="A name or address of the broker; may be repeated.")
-    ] = None,
-    days: Annotated[float, typer.Option("--days", help="How long the certificates are valid.")] = 365,
-    json: show.Json = False,
-) -> None:
-    """Make a private CA, a certificate for the broker, and a key for the server and every client.
-
-    Example: qafel keys runs/keys --name faces --clients 100 --host broker.example.org
-    """
-    from qafel.federation.keys import make
-
-    made = make(folder, name, range(clients), hosts=host or ("127.0.0.1", "localhost"), days=days)
-    if json:
-        show.json({"folder": str(folder), "made": [str(path) for path in made]})
-        return
-    typer.echo(f"{len(made)} new keys in {folder}; start the broker with: qafel broker --keys {folder}")
-    typer.echo(f"Hand {folder / 'server'} to the server, {folder / 'client-N'} to client N; keep ca-key.pem.")
 
 
 def status(
@@ -213,13 +219,13 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Print the status once and exit.")] = False,
     json: show.Json = False,
 ) -> None:
-    """Show a live view of a running federation; Ctrl-C ends the view, not the federation.
+    """Show a live view of a federation, or how it ended; Ctrl-C ends the view, not the federation.
 
     Example: qafel status qafel --broker nats://127.0.0.1:4222
     """
     from rich.live import Live
 
-    from qafel.federation.monitoring import watch
+    from qafel.federation import watch
 
     seen = watch(name, broker, keys)
     try:
@@ -247,7 +253,8 @@ def _view(status: dict[str, Any]) -> Any:
         "rejected": ", ".join(f"{n:,} {why}" for why, n in status["rejected"].items()) or "none",
         "buffer": f"{bar:<20} {status['buffer'][0]} of {status['buffer'][1]}",
         "staleness": f"{status['staleness']:.2f}",
-        "training now": f"{status['leases'][0]:,} of at most {status['leases'][1]:,}",
+        "tasks in flight": f"{status['leases'][0]:,} of at most {status['leases'][1]:,}",
+        "clients": f"{status['clients']:,} in the last minute",
         "MB up, down": f"{status['bytes_up'] / 1e6:,.2f}, {status['bytes_down'] / 1e6:,.2f}",
         **{name: f"{value:.4g}" for name, value in status["metrics"].items()},
         "ended by" if status["reason"] else "seen": status["reason"] or time.strftime("%H:%M:%S"),

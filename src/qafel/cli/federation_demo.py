@@ -16,8 +16,8 @@ import msgspec
 from qafel.client import Task
 from qafel.config import Job
 from qafel.errors import QafelError
-from qafel.federation import Broker, Joined, Plan, join, plan_trainer, serve
-from qafel.federation.monitoring import watch
+from qafel.federation import Broker, Joined, Plan, join, serve, watch
+from qafel.federation.trainer import plan_training
 from qafel.files import write_json
 from qafel.runs.result import Result, load
 from qafel.vectors import Vector
@@ -58,7 +58,7 @@ def _client(chosen: Plan, url: str, folder: Path, number: int) -> None:
     def train(x: Vector, task: Task) -> Vector:
         if not learned:
             job = Job(size=x.size)
-            learned.append(plan_trainer(chosen.to_toml(), job, number, None))
+            learned.append(plan_training(chosen.to_toml(), job, number).train)
         time.sleep(PAUSE * (number + 1))
         delta: Vector = learned[0](x, task)
         return delta

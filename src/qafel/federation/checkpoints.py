@@ -1,32 +1,130 @@
-"""Checkpoints of the server: in the broker, where a standby reads them, and in the server's folder.
+"""Checkpoints of the server: in the broker, where another server reads them, and in the server's folder.
 
-A new checkpoint is stored and acknowledged before the pointer moves to it; the previous one is kept.
+A new checkpoint is stored, acknowledged and read back before the pointer moves to it. The folder also has a
+journal: every entry that was processed since its checkpoint. It is written before anything that follows from
+the entry is published, so the folder alone knows everything that anybody was told.
+
+    checkpoint.bin    the state
+    journal.bin       records: length (4 bytes) · checksum (8 bytes) · msgpack
 """
 
+import asyncio
 import contextlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import ClassVar
+
+import msgspec
 
 from qafel import wire
 from qafel.config import Job
-from qafel.errors import FormatError, FrameError, StateError
+from qafel.errors import FormatError, FrameError, QafelError, StateError
 from qafel.federation import objects
-from qafel.federation.increments import Increments
 from qafel.federation.leader import FencedKey
 from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest
 from qafel.federation.plan import Plan
 from qafel.federation.state import FederationState
+from qafel.federation.subjects import is_decision, owner
+from qafel.federation.waiting import in_thread
 from qafel.runs.folder import RunFolder
+
+MAX_CHECKPOINT = 1 << 34
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """An entry that was processed: the ``folded``-th one."""
+
+    folded: int
+    sequence: int
+    subject: str
+    """Empty: the log was rewound to ``sequence``."""
+    data: bytes
+    frame: bytes | None = None
+    """The frame of an upload in pieces."""
+    error: str = ""
+    """Why the frame of an upload in pieces could not be read."""
+    skipped: bool = False
+
+
+class Journal:
+    """The entries since the checkpoint in the folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._path = folder.path / "journal.bin"
+        self._file: int | None = None
+        self.unwritten: list[Record] = []
+        """Records that are not in the file yet: nobody may be told what follows from them."""
+
+    def write(self) -> None:
+        """Write the records that are not in the file yet; an OSError leaves the file as it was."""
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        end = os.fstat(self._file).st_size
+        parts = []
+        for record in self.unwritten:
+            body = msgspec.msgpack.encode(record)
+            head = len(body).to_bytes(4, "little") + wire.fingerprint(body).to_bytes(8, "little")
+            parts += [head, body]
+        data = memoryview(b"".join(parts))
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            os.ftruncate(self._file, end)
+            raise
+        self.unwritten = []
+
+    def read(self) -> Iterator[Record]:
+        """The records, up to the first that is damaged: it was being written when the server died."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        place = 0
+        while place + 12 <= len(data):
+            length = int.from_bytes(data[place : place + 4], "little")
+            body = data[place + 12 : place + 12 + length]
+            if wire.fingerprint(body).to_bytes(8, "little") != data[place + 4 : place + 12]:
+                return
+            yield msgspec.msgpack.decode(body, type=Record)
+            place += 12 + length
+
+    def clear(self) -> None:
+        """Forget the records: they are in the checkpoint."""
+        self.close()
+        self.unwritten = []
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def replay(state: FederationState, record: Record) -> None:
+    """Process an entry of the journal again."""
+    if not record.subject:
+        state.rewind(record.sequence)
+    elif record.skipped:
+        state.skip(record.sequence, record.data)
+    elif is_decision(record.subject):
+        state.decide(record.sequence, record.data)
+    else:
+        frame = FrameError(record.error) if record.error else record.frame
+        state.take(record.sequence, record.data, owner(record.subject), frame)
 
 
 class Pointer(wire.Sealed, frozen=True):
-    """The newest checkpoint and the previous one."""
+    """The newest checkpoint."""
 
     MAGIC: ClassVar[bytes] = b"QK"
+    FORMAT: ClassVar[int] = 2
 
     newest: Manifest
-    previous: Manifest | None
+    folded: int
 
 
 class Checkpoints:
@@ -34,8 +132,8 @@ class Checkpoints:
 
     def __init__(self, connection: Connection, folder: RunFolder) -> None:
         self._connection, self._folder = connection, folder
-        self._root = connection.subjects.private("object")
         self.key = FencedKey(connection, connection.subjects.private("checkpoint"))
+        self.journal = Journal(folder)
         self._pointer: Pointer | None = None
 
     async def lead(self, term: int) -> None:
@@ -52,53 +150,49 @@ class Checkpoints:
         except FrameError:
             pass  # damaged: the folder has a copy
 
-    @property
-    def digests(self) -> set[str]:
-        """The digests of the objects that are still needed."""
-        if self._pointer is None:
-            return set()
-        return {m.digest for m in (self._pointer.newest, self._pointer.previous) if m is not None}
-
-    async def load(self, limit: int) -> list[bytes]:
-        """The checkpoints that can be read: newest, previous, the folder's."""
-        checkpoints: list[bytes] = []
+    async def broker_state(self, plan: Plan, job: Job) -> FederationState | None:
+        """The state in the broker's checkpoint; None if there is none that can be read."""
+        subjects = self._connection.subjects
         if not self.key.term:
             self._read(await self.key.read())
-        if self._pointer is not None:
-            for manifest in (self._pointer.newest, self._pointer.previous):
-                if manifest is not None:
-                    with contextlib.suppress(FrameError):
-                        checkpoints.append(await objects.get(self._connection, self._root, manifest, limit))
-        cached = self._folder.checkpoint()
-        return [*checkpoints, cached] if cached is not None else checkpoints
+        if self._pointer is None:
+            return None
+        manifest = self._pointer.newest
+        data = await objects.get(
+            self._connection, subjects.saved, subjects.checkpoint, manifest, MAX_CHECKPOINT, leader=True
+        )
+        return await asyncio.to_thread(FederationState.from_state, plan, job, data)
 
-    async def states(
-        self, plan: Plan, job: Job, increments: Increments, journal: Callable[..., None]
-    ) -> list[FederationState]:
-        """The states in the checkpoints, without those that contradict the increments in the broker."""
-        states: list[FederationState] = []
-        for data in await self.load(limit=1 << 34):
-            try:
-                state = FederationState.from_state(plan, job, data)
-            except (StateError, FrameError) as error:
-                journal("checkpoint refused", detail=str(error))
-                continue
-            if await increments.agrees(state.server):
-                states.append(state)
-            else:
-                journal("checkpoint refused", detail="it contradicts the increments")
-        return states
+    def folder_state(self, plan: Plan, job: Job) -> FederationState | None:
+        """The state in the folder: its checkpoint and the journal; None if there is none."""
+        data = self._folder.checkpoint()
+        if data is None:
+            return None
+        state = FederationState.from_state(plan, job, data)
+        for record in self.journal.read():
+            if record.folded == state.folded + 1:
+                replay(state, record)
+        return state
 
-    async def save(self, data: bytes) -> None:
-        """Write a checkpoint; it is durable when this returns."""
-        before = self._pointer
-        manifest = await objects.put(self._connection, self._root, data)
-        if before is not None and before.newest.digest == manifest.digest:
-            return
-        pointer = Pointer(manifest, before.newest if before else None)
-        await self.key.write(pointer.to_bytes())
-        self._pointer = pointer
-        self._folder.save(data)
-        old = before.previous if before else None
-        if old is not None and old.digest not in self.digests:
-            await objects.remove(self._connection, self._root, old)
+    async def states(self, plan: Plan, job: Job, notice: Callable[..., None]) -> list[FederationState]:
+        """The states that can be read: the broker's and the folder's."""
+        states = []
+        try:
+            states.append(await self.broker_state(plan, job))
+        except (StateError, FrameError) as error:
+            notice("checkpoint refused", detail=str(error))
+        try:
+            states.append(await asyncio.to_thread(self.folder_state, plan, job))
+        except (StateError, FrameError, QafelError) as error:
+            notice("checkpoint refused", detail=str(error))
+        return [state for state in states if state is not None]
+
+    async def save(self, state: FederationState) -> None:
+        """Write a checkpoint; it is durable, in the broker and in the folder, when this returns."""
+        data, subjects = await in_thread(state.state), self._connection.subjects
+        manifest = await objects.put_verified(self._connection, subjects.saved, subjects.checkpoint, data)
+        await self.key.write(Pointer(manifest, state.folded).to_bytes())
+        self._pointer = Pointer(manifest, state.folded)
+        await in_thread(self._folder.save, data)
+        self.journal.clear()
+        await self._connection.purge(subjects.saved, below=manifest.first)

@@ -1,42 +1,49 @@
-"""A client of a federation: it follows x̂ in the background while it trains (Algorithms 2 and 3).
+"""A client of a federation: it asks for leases, trains and sends updates (Algorithm 2).
 
-Its folder keeps x̂ with its version, and the update that is not acknowledged yet. A client that was killed
-continues from there, and never trains a task again whose update was sent.
+An update is kept until a receipt says what became of it: the broker's acknowledgement means "stored", the
+server's answer "counted" or "rejected, because". The client's folder has x̂ with its version, the update that
+waits for its receipt, and the session that makes a restarted process the same client. A client that was
+killed continues from there, and never trains a task again whose update was sent.
 """
 
 import asyncio
 import contextlib
-import json
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from qafel import files, vectors, wire
-from qafel.client import Advanced, Client, Drifted, Ignored, Missed, Trainer, assign
+from qafel import vectors, wire
+from qafel.client import Trainer, assign
 from qafel.config import Job
-from qafel.errors import BrokerError, ConfigError, FrameError, StateError
+from qafel.errors import BrokerError, ConfigError, FrameError
 from qafel.federation import objects
-from qafel.federation.increments import SnapshotPointer
-from qafel.federation.leader import TERM_BYTES
-from qafel.federation.leases import Ask, Done, Journal, Lease, Reply, Wait
+from qafel.federation.broker_errors import NO_SPACE
+from qafel.federation.client_folder import ClientFolder
+from qafel.federation.entries import Report, Upload
+from qafel.federation.follower import Follower
+from qafel.federation.leases import Answer, Ask, Done, Lease
+from qafel.federation.monitoring import Notice
 from qafel.federation.nats import Connection, retry
-from qafel.federation.objects import PIECE_TIMEOUT, Manifest, frame_size, is_manifest
-from qafel.hidden import catch_up
-from qafel.wire import Rejected
+from qafel.federation.streams import UPLOAD_OVERHEAD
+from qafel.vectors import Vector
 
-QUIET_SECONDS = 5.0
-"""After this time without an increment, check whether one was missed."""
 SAVE_SECONDS = 5.0
-AT_ONCE, WINDOW = 16, 1 << 18
-"""The number of increments, and of their bytes, that are requested at a time."""
-_reply: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
+MIN_WAIT, MAX_WAIT = 2.0, 30.0
+"""A client that hears nothing asks again, after pauses that grow from the first to the second."""
+RESEND = 4
+"""An upload is sent again when so many answers in a row do not decide it."""
+STOP_SECONDS = 5.0
+"""A client that is told to stop waits so long for the receipt of its last update."""
+Evaluator = Callable[[Vector], Report]
+"""Sums of metrics over the client's held-out samples."""
 
 
 class FederationClient:
-    """One client."""
+    """One client; ``samples`` is the number of samples that it trains on, for weighted averages."""
 
     def __init__(
         self,
@@ -45,306 +52,269 @@ class FederationClient:
         client: int,
         trainer: Trainer,
         *,
+        evaluate: Evaluator | None = None,
+        samples: int = 0,
         broadcast: bool = True,
         state: Path | None = None,
-        journal: Journal = lambda event, **fields: None,  # noqa: ARG005
+        notice: Notice = lambda event, **fields: None,  # noqa: ARG005
     ) -> None:
-        self._connection, self._trainer, self._folder, self._journal = connection, trainer, state, journal
-        self._broadcast = broadcast
-        self.core = self._restore(job, client)
-        self.tasks = self.bytes_up = self.bytes_down = self.resyncs = 0
-        self.snapshots = self.increments = 0  # frames of each kind that were downloaded
+        self._connection, self._trainer, self._notice = connection, trainer, notice
+        self._files = ClientFolder(state, notice)
+        self._evaluate, self._samples, self._broadcast = evaluate, samples, broadcast
+        self.core = self._files.core(job, client)
+        self.follower = Follower(connection, self.core, broadcast=broadcast, notice=notice)
+        self.follower.moved, self.follower.restarted = self.save, self._wake
+        self.tasks = self.counted = self.bytes_up = 0
+        self.rejected: dict[int, str] = {}
+        """Why tasks of this process were rejected."""
         self.reason: str | None = None
         """Why the training has ended."""
-        self._reported = (0, 0)  # the resyncs and bytes that the server knows of
+        self._stopping = self._training = self._busy = False
+        self._worker: asyncio.Task[None] | None = None
+        self._session = self._files.session()
+        self._kept = self._files.kept(job)
+        self._sequence = 0
+        """The number that the broker gave to the update that waits for its receipt."""
+        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
+        self._settled = -1
+        """The last task whose receipt came."""
+        self._downloaded = 0
+        """The bytes down that the server knows of."""
         self._saved_at = 0.0
-        self._confirmed_on = -1
-        """The number of reconnections when the server last confirmed our x̂."""
-        self._arrived: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
 
-    def _restore(self, job: Job, client: int) -> Client:
-        """The client from the folder, or a new one."""
-        path = self._folder / "client.bin" if self._folder else None
-        if path is not None and path.exists():
-            try:
-                core = Client.from_state(path.read_bytes())
-            except StateError as error:
-                self._journal("state refused", detail=str(error))
-            else:
-                if (core.job.id, core.client) == (job.id, client):
-                    return core
-                raise ConfigError(
-                    f"{self._folder} holds client {core.client} of job {core.job.id:016x}, "
-                    f"not client {client} of {job.id:016x}; choose another --state"
-                )
-        return Client(job, client=client)
+    def save(self, *, now: bool = False) -> None:
+        """Save x̂, at most every SAVE_SECONDS unless ``now``."""
+        if now or time.monotonic() - self._saved_at > SAVE_SECONDS:
+            self._files.write("client.bin", self.core.state)
+            self._saved_at = time.monotonic()
+
+    def _keep(self, upload: Upload | None) -> None:
+        """Remember the update that waits for its receipt, or that none does."""
+        self._kept, self._sequence = upload, 0
+        self._files.keep(self.core.job, upload)
 
     async def run(self, tasks: int | None = None) -> None:
         """Follow and train until the training has ended, or for so many tasks."""
-        jobs = {asyncio.create_task(self._work(tasks))}
+        subject = self._connection.subjects.answer(self.core.client)
+        await retry(lambda: self._connection.subscribe(subject, self._hear))
+        self._worker = asyncio.create_task(self._work(tasks))
+        jobs = {self._worker}
         if self._broadcast:
-            live = self._connection.subjects.live
-            await retry(lambda: self._connection.subscribe(live, self._receive))
-            jobs.add(asyncio.create_task(self.follow()))
+            await self.follower.subscribe()
+            jobs.add(asyncio.create_task(self.follower.follow()))
         try:
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()
+                if not task.cancelled():
+                    task.result()
         finally:
             for task in jobs:
                 task.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
             self.save(now=True)
 
-    # --- following x̂ ---
+    async def _hear(self, message: Any) -> None:
+        with contextlib.suppress(FrameError):
+            answer = Answer.from_bytes(message.data)
+            if answer.session not in (self._session, b""):
+                return
+            if self._busy and answer.wait == 0:
+                await self._tell(Ask(self._session, busy=True))
+            else:
+                self._answers.put_nowait(answer)
 
-    async def _receive(self, message: Any) -> None:
-        """Queue an increment, or a manifest of one; a client that is too slow catches up later."""
-        if self._arrived.full():
-            self._arrived.get_nowait()
-        self._arrived.put_nowait(message.data)
+    def stop(self) -> None:
+        """Leave after the task at hand, without waiting long for its receipt."""
+        self._stopping = True
+        self._wake()
+        asyncio.get_running_loop().call_later(STOP_SECONDS, self._give_up)
 
-    async def follow(self) -> None:
-        """Apply increments as they arrive."""
-        await self.catch_up()
-        while True:
-            data = None
-            with contextlib.suppress(TimeoutError):
-                data = await asyncio.wait_for(self._arrived.get(), QUIET_SECONDS * random.uniform(0.8, 1.2))
-            if data is None:
-                await self.catch_up()
-                continue
-            try:
-                event = self._apply(await retry(lambda data=data: self._frame(data)))  # type: ignore[misc]
-            except FrameError as error:
-                self._journal("refused", detail=str(error))
-                continue
-            if isinstance(event, Missed | Drifted):
-                version = self.core.version
-                await self.catch_up()
-                if isinstance(event, Missed) and self.core.version == version < event.version:
-                    self.resyncs += 1  # the increments between are gone: only a snapshot helps
-            self.save()
+    def _give_up(self) -> None:
+        if self._training:
+            asyncio.get_running_loop().call_later(STOP_SECONDS, self._give_up)
+        elif self._worker is not None:
+            self._worker.cancel()
 
-    async def _frame(self, data: bytes) -> bytes:
-        return await self._object(Manifest.from_bytes(data)) if is_manifest(data) else data
-
-    async def _object(self, manifest: Manifest) -> bytes:
-        root = self._connection.subjects.public("object")
-        return await objects.get(self._connection, root, manifest, self.core.frame_limit)
-
-    def _apply(self, frame: bytes) -> Any:
-        """Apply a frame of the server; count it, and report what went wrong."""
-        self.bytes_down += len(frame)
-        event = self.core.apply(frame)
-        if isinstance(event, Advanced):
-            self.increments += 1
-        if isinstance(event, Drifted):
-            self.resyncs += 1
-            self._journal("drifted", version=event.version)
-        if isinstance(event, Rejected):
-            self._journal("refused", reason=event.reason, detail=event.detail)
-        return event
-
-    async def catch_up(self) -> None:
-        """Bring x̂ to the version that the server had a moment ago."""
-        wait = 0.05
-        while True:
-            with contextlib.suppress(FrameError):  # damaged, or replaced by a newer one since
-                if await retry(self._newest if self.core.job.replaces else self._sync):
-                    break
-            if not self._broadcast and self.core.in_sync and self.resyncs > self._reported[0]:
-                break  # an increment is damaged: train from this x̂; the next request asks for a snapshot
-            await asyncio.sleep(wait * random.uniform(0.5, 1))
-            wait = min(2 * wait, 1.0)
-        self.save()
-
-    async def _pointer(self) -> SnapshotPointer | None:
-        subjects = self._connection.subjects
-        message = await self._connection.last(subjects.objects, subjects.public("snapshot"))
-        return SnapshotPointer.from_bytes(message.data[TERM_BYTES:]) if message else None
-
-    async def _sync(self) -> bool:
-        """Get to the newest snapshot's version as ``catch_up`` decides, then replay; False: try again."""
-        pointer, core = await self._pointer(), self.core
-        if pointer is None:
-            return False
-        before = core.held
-        if before is None or before < pointer.version:
-            sizes, whole = pointer.increments, pointer.manifest.size
-            needed = catch_up(before, pointer.version, sizes, whole, replaces=False)
-            replayed = not needed.snapshot and await self._replay(stop=pointer.version)
-            # a snapshot precedes its increment by a moment; any other that is missing is gone
-            if not replayed or core.version < pointer.version - 1:
-                await self._apply_snapshot(pointer)
-                if core.version < pointer.version:
-                    return False
-        if not await self._replay():
-            return False
-        if core.held != before:
-            self._confirmed_on = self._connection.reconnects
-        return await self._confirm(pointer)
-
-    async def _apply_snapshot(self, pointer: SnapshotPointer) -> None:
-        frame = await self._object(pointer.manifest)
-        self.snapshots += 1
-        self.bytes_down += len(frame)
-        self.core.apply(frame)
-
-    async def _confirm(self, pointer: SnapshotPointer) -> bool:
-        """Check that the server has our x̂, unless this connection proved it; if not, drop it."""
-        core = self.core
-        if self._confirmed_on == self._connection.reconnects:
-            return True
-        if core.version == pointer.version:
-            same = core.hidden.digest == pointer.digest
-        else:
-            message = await self._connection.get(self._connection.subjects.increments, core.version)
-            same = message is not None and isinstance(self._apply(await self._frame(message.data)), Ignored)
-        if not same:
-            self._reset(pointer.version)
-        self._confirmed_on = self._connection.reconnects
-        return same
-
-    def _reset(self, version: int) -> None:
-        """Drop an x̂ that the server, restored to an older version, does not have."""
-        self._journal("ahead", version=self.core.version, server=version)
-        self.resyncs += 1
-        self.core.reset()
-
-    async def _replay(self, stop: int | None = None) -> bool:
-        """Apply the increments that follow, up to ``stop``; False if one does not lead to its version."""
-        stream, many = self._connection.subjects.increments, 1
-        while stop is None or self.core.version < stop:
-            first = self.core.version + 1
-            end = first + many if stop is None else min(first + many, stop + 1)
-            wanted = (self._connection.get(stream, v, PIECE_TIMEOUT) for v in range(first, end))
-            messages = await asyncio.gather(*wanted)
-            for message in messages:
-                if message is None:
-                    return True
-                event = self._apply(await self._frame(message.data))
-                if isinstance(event, Rejected):
-                    self.resyncs += 1  # damaged in the broker: a snapshot will lead past it
-                if not isinstance(event, Advanced | Ignored):
-                    return False
-                many = max(1, min(AT_ONCE, WINDOW // frame_size(message.data)))
-        return True
-
-    async def _newest(self) -> bool:
-        """Where an increment replaces x̂, apply the newest; the snapshot of x⁰ where there is none yet."""
-        subjects, core = self._connection.subjects, self.core
-        request = json.dumps({"last_by_subj": subjects.increment()}).encode()
-        last = await self._connection.find(f"$JS.API.DIRECT.GET.{subjects.increments}", request)
-        if last is not None:
-            if core.in_sync and core.version > last.sequence:
-                self._reset(last.sequence)
-            self._apply(await self._frame(last.data))
-        elif not core.in_sync and (pointer := await self._pointer()) is not None:
-            await self._apply_snapshot(pointer)
-        return core.in_sync
-
-    # --- training ---
+    def _wake(self) -> None:
+        """A server has started: ask, if an answer is awaited."""
+        self._answers.put_nowait(None)
 
     async def _work(self, tasks: int | None) -> None:
-        await self._deliver_saved()
-        while tasks is None or self.tasks < tasks:
+        lease: Lease | None = None
+        while self.reason is None:
+            last = tasks is not None and self.tasks >= tasks
+            if self._kept is None and (last or self._stopping):
+                await self._ask(wants=False)  # gives a lease back
+                return
             if self._broadcast and not self.core.in_sync:
                 await asyncio.sleep(0.02)
                 continue
-            reply = await retry(self._ask, lambda error: self._journal("waiting", detail=str(error)))
-            if isinstance(reply, Done):
-                await self.catch_up()
-                self.reason = reply.reason
-                return
-            if isinstance(reply, Wait):
-                await asyncio.sleep(reply.seconds * random.uniform(1, 1.2))
+            self._busy = True
+            if self._kept is None and lease is not None:
+                await self._train(lease, more=tasks is None or self.tasks + 1 < tasks)
+            if self._kept is not None and not self._sequence:
+                await self._send()
+            self._busy = False
+            lease = await self._next_lease() if self.reason is None else None
+
+    async def _next_lease(self) -> Lease | None:
+        """Wait until the update is settled, a lease is granted, or the training has ended; ask if need be."""
+        if self._kept is None and self._answers.empty():
+            await self._ask()
+        wait, undecided = MIN_WAIT, 0
+        while True:
+            answer: Answer | None = None
+            try:
+                answer = await asyncio.wait_for(self._answers.get(), wait * random.uniform(0.8, 1.2))
+            except TimeoutError:
+                wait = min(1.5 * wait, MAX_WAIT)
+                if await self._ended():
+                    return None
+            if self._stopping and self._kept is None:
+                return None
+            if answer is None or answer.wait == 0:  # nothing was heard, or the server wants a sign of life
+                await self._ask()
                 continue
-            if not self._broadcast and self.core.held != reply.version:
-                await self.catch_up()
-                self.resyncs += self.core.version < reply.version  # increments are gone: ask for a snapshot
-            if self.core.in_sync:
-                await self._train(reply)
+            if answer.refused is not None:
+                raise ConfigError(answer.refused)
+            settled = self._receipt(answer.task, answer.reason, answer.frame)
+            if self._kept is not None and answer.unknown == self._kept.token:
+                self._settle("no_lease: the server did not grant the lease of this update")
+                settled = True
+            if answer.ended is not None:
+                await self._finish(answer.ended)
+                return None
+            if self._kept is None and (settled or answer.lease is not None):
+                return self._fresh(answer.lease)
+            wait = max(wait, answer.wait) if self._kept is None else wait
+            undecided += 1
+            if self._kept is not None and (answer.sequence >= self._sequence or undecided >= RESEND):
+                self._notice("sent again", task=self._kept.task)
+                self._sequence = 0
+                return None
 
-    async def _ask(self) -> Reply:
-        """Ask for a lease; if the server does not answer, check whether the training has ended."""
-        resyncs, downloaded = self.resyncs, self.bytes_down
-        ask = Ask(self.core.next_task, resyncs - self._reported[0], downloaded - self._reported[1])
-        subject = self._connection.subjects.ask(self.core.client)
+    def _fresh(self, lease: Lease | None) -> Lease | None:
+        """The lease, unless it is an old one that came late."""
+        if lease is not None and lease.task <= self._settled:
+            self._settled, lease = -1, None
+        return lease
+
+    async def _finish(self, reason: str) -> None:
+        if self._kept is not None:
+            self._settle(f"the training had ended: {reason}")
+        await self.follower.catch_up()
+        self.reason = reason
+
+    async def _ended(self) -> bool:
+        """Whether the training has ended, as the broker knows when the server is silent."""
+        subjects = self._connection.subjects
         try:
-            answer = await self._connection.request(subject, msgspec.msgpack.encode(ask))
-        except BrokerError:
-            reason = await self._ended()
-            if reason is None:
-                raise
-            return Done(reason)
-        self._reported = resyncs, downloaded
-        try:
-            return wire.unpack(answer.data, _reply)
-        except FrameError as error:
-            raise BrokerError(f"the server's answer cannot be read: {error}") from error
-
-    async def _train(self, lease: Lease) -> None:
-        core = self.core
-        task = assign(core.job, core.client, lease.task, core.version, vectors.copy(core.hidden.x))
-        began = time.monotonic()
-        frame = await asyncio.to_thread(core.train_task, task, self._trainer)
-        seconds = round(time.monotonic() - began, 3)
-        self._journal("trained", task=task.task, version=task.version, seconds=seconds)
-        core.next_task = lease.task + 1
-        if self._folder is not None:
-            files.write(self._folder / "upload.bin", frame)
-            self.save(now=True)
-        await self._deliver(frame)
-
-    async def _deliver_saved(self) -> None:
-        """Send the update that was not acknowledged before the client was stopped."""
-        path = self._folder / "upload.bin" if self._folder else None
-        if path is not None and path.exists():
-            frame = path.read_bytes()
-            with contextlib.suppress(FrameError):
-                update = wire.decode(frame)
-                if isinstance(update, wire.Update) and update.job == self.core.job.id:
-                    self.core.next_task = max(self.core.next_task, update.task + 1)
-                    await self._deliver(frame)
-            path.unlink(missing_ok=True)
-
-    async def _deliver(self, frame: bytes) -> None:
-        """Send an update, under the same message id, until the broker has acknowledged it."""
-        task = self.core.next_task - 1
-        if not await retry(lambda: self._send(frame)):
-            self._journal("too late", task=task)
-            return
-        self._journal("acknowledged", bytes=len(frame), task=task)
-        self.tasks += 1
-        self.bytes_up += len(frame)
-        if self._folder is not None:
-            (self._folder / "upload.bin").unlink(missing_ok=True)
-
-    async def _send(self, frame: bytes) -> bool:
-        """Send an update once; False if the training has ended and it is no longer wanted."""
-        connection, client, data = self._connection, self.core.client, frame
-        subjects = connection.subjects
-        headers = {"Nats-Msg-Id": f"{client}-{wire.fingerprint(frame):016x}"}
-        try:
-            if len(frame) > connection.max_payload - 4096:
-                manifest = await objects.put(connection, subjects.chunk(client, "object"), frame)
-                data = manifest.to_bytes()
-            await connection.publish(subjects.upload(client), data, headers=headers)
-        except BrokerError:
-            if await self._ended() is None:
-                raise
+            message = await self._connection.last(subjects.keys, subjects.public("done"))
+            done = Done.from_bytes(message.data) if message else None
+        except (BrokerError, FrameError):
             return False
+        if done is None:
+            return False
+        last = done.decided.get(self.core.client)
+        if last is not None:
+            self._receipt(last.task, last.reason, last.frame)
+        await self._finish(done.reason)
         return True
 
-    async def _ended(self) -> str | None:
-        """Why the training has ended, or None."""
-        subjects = self._connection.subjects
-        done = await self._connection.last(subjects.objects, subjects.public("done"))
-        return done.data.decode(errors="replace") if done else None
+    def _receipt(self, task: int, reason: str, frame: int) -> bool:
+        """Take the news of the newest decided task; whether it settles the update that waits for it."""
+        kept = self._kept
+        if kept is None or task < kept.task:
+            return False
+        if task > kept.task or frame != wire.fingerprint(kept.frame):
+            reason = "another update of this client was decided in its place"
+        self._settle(reason)
+        return True
 
-    def save(self, *, now: bool = False) -> None:
-        """Save x̂ and the next task number, at most every SAVE_SECONDS unless ``now``."""
-        if self._folder is not None and (now or time.monotonic() - self._saved_at > SAVE_SECONDS):
-            files.write(self._folder / "client.bin", self.core.state())
-            self._saved_at = time.monotonic()
+    def _settle(self, reason: str) -> None:
+        """Drop the update: it was counted, or rejected for a reason."""
+        task = self._settled = self._kept.task if self._kept is not None else -1
+        if reason:
+            self.rejected[task] = reason
+            self._notice("rejected", task=task, reason=reason)
+        else:
+            self.counted += 1
+            self._notice("counted", task=task, level="task")
+        self._keep(None)
+
+    async def _ask(self, *, wants: bool = True) -> None:
+        """Ask what became of the last task, and for a lease."""
+        resyncs = self.follower.resyncs
+        task = self._kept.task if self._kept is not None else -1
+        ask = Ask(self._session, task, self._sequence, wants, min(1 << 20, resyncs - self.follower.reported))
+        if await self._tell(ask):
+            self.follower.reported = resyncs
+
+    async def _tell(self, ask: Ask) -> bool:
+        """Send a request; False if there is no broker: the next pause is longer."""
+        with contextlib.suppress(BrokerError):
+            await self._connection.send(self._connection.subjects.ask(self.core.client), ask.to_bytes())
+            return True
+        return False
+
+    async def _train(self, lease: Lease, *, more: bool) -> None:
+        core, follower = self.core, self.follower
+        if not self._broadcast and core.held != lease.version:
+            await follower.catch_up()
+            follower.resyncs += core.version < lease.version  # increments are gone: ask for a snapshot
+        while self._broadcast and core.version < lease.version:
+            await asyncio.sleep(0.005)  # the increment is on its way
+        if not core.in_sync or core.version < lease.version:
+            return
+        task = assign(core.job, core.client, lease.task, core.version, vectors.copy(core.hidden.x))
+        began, report = time.monotonic(), None
+        if lease.evaluate and self._evaluate is not None:
+            report = await asyncio.to_thread(self._evaluate, vectors.copy(task.x))
+        self._training = True
+        try:
+            frame = await asyncio.to_thread(core.train_task, task, self._trainer)
+        finally:
+            self._training = False
+        mark = {"frame": wire.fingerprint(frame), "seconds": round(time.monotonic() - began, 3)}
+        self._notice("trained", task=task.task, version=task.version, **mark, level="task")
+        core.next_task = lease.task + 1
+        downloaded, self._downloaded = follower.bytes_down - self._downloaded, follower.bytes_down
+        upload = Upload(
+            task=lease.task,
+            version=lease.version,
+            token=lease.token,
+            frame=frame,
+            more=more,
+            samples=self._samples,
+            downloaded=downloaded,
+            report=report,
+        )
+        self.tasks += 1
+        self._keep(upload)
+        self.save()
+
+    async def _send(self) -> None:
+        """Send the update until the broker has acknowledged it, or the training has ended."""
+        upload = self._kept
+        if upload is None:
+            return
+        self._sequence = await retry(lambda: self._publish(upload))
+        if self._sequence:
+            self._notice("acknowledged", bytes=len(upload.frame), task=upload.task, level="task")
+            self.bytes_up += len(upload.frame)
+
+    async def _publish(self, upload: Upload) -> int:
+        """Store the update and return its number; 0 if the training has ended."""
+        connection, client = self._connection, self.core.client
+        subjects = connection.subjects
+        try:
+            if len(upload.frame) > connection.max_payload - UPLOAD_OVERHEAD:
+                manifest = await objects.put(connection, subjects.piece(client), upload.frame)
+                upload = msgspec.structs.replace(upload, frame=manifest.to_bytes())
+            return await connection.publish(subjects.upload(client), upload.to_bytes())
+        except BrokerError as error:
+            if error.code in NO_SPACE:
+                await self._ask()  # the server makes room
+            if await self._ended():
+                return 0
+            raise

@@ -4,14 +4,17 @@ A snapshot is written before the increments since the last one cost more than a 
 keeps what came after the newest snapshot, and the increments that are cheaper to replay than a snapshot.
 """
 
+import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import ClassVar
 
 from qafel import wire
 from qafel.errors import FencedError, FormatError, FrameError, StateError
 from qafel.federation import objects
+from qafel.federation.broker_errors import Message
 from qafel.federation.leader import FencedKey
-from qafel.federation.nats import Connection, Message
+from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest, is_manifest
 from qafel.server import Server
 from qafel.wire import Increment
@@ -27,7 +30,7 @@ class SnapshotPointer(wire.Sealed, frozen=True):
     """The newest snapshot: its version, its digest, its frame, and the increments that lead to it."""
 
     MAGIC: ClassVar[bytes] = b"QN"
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 3
 
     version: wire.Count
     digest: wire.Word
@@ -57,8 +60,6 @@ class Increments:
         self._newest_size = 0
         self._long: dict[int, Manifest] = {}
         self._key = FencedKey(connection, connection.subjects.public("snapshot"), term)
-        self._older: Manifest | None = None
-        """The snapshot before the newest: a client may be reading it."""
         self.damaged = False
         """Whether an increment was damaged on its way into the broker."""
 
@@ -88,7 +89,7 @@ class Increments:
         if self._snapshot is not None and self._snapshot.version > version:
             self._snapshot = None  # it belongs to versions that this server does not have
         for missing in range(self.last + 1, version + 1):
-            await self.publish(missing, kept[missing])
+            await self._publish(missing, kept[missing])
         if self._snapshot is not None:
             since = self._snapshot.version
             self._since = sum(len(frame) for v, frame in kept.items() if v > since)
@@ -108,13 +109,10 @@ class Increments:
                 if message is not None and is_manifest(message.data):
                     self._long[version] = Manifest.from_bytes(message.data)
 
-    @property
-    def digests(self) -> set[str]:
-        """The digests of the objects that are still needed."""
-        needed = {manifest.digest for manifest in self._long.values()}
-        if self._older is not None:
-            needed.add(self._older.digest)
-        return needed | ({self._snapshot.manifest.digest} if self._snapshot else set())
+    async def exist(self) -> bool:
+        """Whether the broker has increments, or had some."""
+        stream = await self._connection.stream(self._subjects.increments)
+        return stream is not None and stream["state"]["last_seq"] > 0
 
     async def agrees(self, server: Server) -> bool:
         """Whether the newest increment that stream and server both have leads to the same hidden state."""
@@ -124,7 +122,7 @@ class Increments:
         if server.version <= last:
             digests[server.version] = server.hidden.digest
         version = max(digests, default=0)
-        message = await self._connection.get(self._subjects.increments, version) if version else None
+        message = await self._connection.stored(self._subjects.increments, version) if version else None
         if message is None:
             return True
         try:
@@ -139,33 +137,51 @@ class Increments:
         if not is_manifest(message.data):
             return message.data
         limit = server.server_quantizer.max_bytes(server.job.size) + wire.MAX_OVERHEAD
-        root = self._subjects.public("object")
-        return await objects.get(self._connection, root, Manifest.from_bytes(message.data), limit)
+        stream, subject = self._subjects.objects, self._subjects.object("increment")
+        manifest = Manifest.from_bytes(message.data)
+        return await objects.get(self._connection, stream, subject, manifest, limit, leader=True)
 
-    async def publish(self, version: int, frame: bytes) -> None:
+    async def publish(self, frames: Mapping[int, bytes]) -> None:
+        """Write versions in order. Each expects the one before it, so it need not wait for its answer."""
+        if any(len(frame) > self._room for frame in frames.values()):
+            for version, frame in frames.items():
+                await self._publish(version, frame)
+            return
+        writes = (self._publish(version, frame) for version, frame in frames.items())
+        for result in await asyncio.gather(*writes, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _publish(self, version: int, frame: bytes) -> None:
         """Write a version once: the version of another server is never overwritten, our own not repeated."""
-        data = frame
-        if len(frame) > self._room:
-            manifest = await objects.put(self._connection, self._subjects.public("object"), frame)
-            data, self._long[version] = manifest.to_bytes(), manifest
         if version <= self.last:
-            stored = await self._connection.get(self._subjects.increments, version)
-            if stored is not None and not self._is_ours(stored.data, data):
-                raise StateError(f"version {version} in the broker does not follow from its uploads")
+            stored = await self._connection.stored(self._subjects.increments, version)
+            if stored is not None and not self._is_ours(stored.data, frame):
+                raise StateError(
+                    f"version {version} in the broker does not follow from its log: entries were lost; "
+                    "start the server that has the state folder, or start anew under another name"
+                )
             self._written(version, len(frame))
             return
-        headers = {LAST: str(version - 1)}
+        data = frame
+        if len(frame) > self._room:
+            manifest = await self._put("increment", frame)
+            data, self._long[version] = manifest.to_bytes(), manifest
         try:
-            sequence = await self._connection.publish(self._subject, data, headers=headers)
+            sequence = await self._connection.publish(self._subject, data, headers={LAST: str(version - 1)})
         except FencedError:
-            stored = await self._connection.get(self._subjects.increments, version)
-            if stored is None or not self._is_ours(stored.data, data):
+            stored = await self._connection.stored(self._subjects.increments, version)
+            if stored is None or not self._is_ours(stored.data, frame):
                 raise
             sequence = version  # it is ours: the acknowledgement was lost
         if sequence != version:
             raise FencedError(f"version {version} became message {sequence}: the stream is not ours")
-        self.last = version
+        self.last = max(self.last, version)
         self._written(version, len(frame))
+
+    async def _put(self, kind: str, frame: bytes) -> Manifest:
+        subject = self._subjects.object(kind)
+        return await objects.put_verified(self._connection, self._subjects.objects, subject, frame)
 
     def _written(self, version: int, size: int) -> None:
         """Count an increment that is in the stream."""
@@ -173,15 +189,14 @@ class Increments:
         if self._snapshot is None or version > self._snapshot.version:
             self._since += size
 
-    def _is_ours(self, stored: bytes, data: bytes) -> bool:
-        """Whether a stored message is ours, perhaps damaged; then a snapshot must lead past it."""
-        if stored == data:
+    def _is_ours(self, stored: bytes, frame: bytes) -> bool:
+        """Whether a stored message is this frame, perhaps damaged; then a snapshot must lead past it."""
+        if stored == frame:
             return True
         with contextlib.suppress(FrameError):
             if is_manifest(stored):
-                Manifest.from_bytes(stored)
-            else:
-                wire.decode(stored)
+                return Manifest.from_bytes(stored).digest == objects.digest(frame)
+            wire.decode(stored)
             return False
         self.damaged = True
         return True
@@ -201,15 +216,14 @@ class Increments:
         due = due or (asked and self._snapshot is not None and self._snapshot.version < server.version)
         if due:
             frame = wire.encode(server.hidden.snapshot(server.job.id))
-            manifest = await objects.put(self._connection, self._subjects.public("object"), frame)
+            manifest = await self._put("snapshot", frame)
             before = self._snapshot
             sizes = [size for version, size in server.log.sizes.items() if version >= self._first]
             self._snapshot = SnapshotPointer(server.version, server.hidden.digest, manifest, sizes)
             await self._key.write(self._snapshot.to_bytes())
             self._since = 0
-            if self._older is not None and self._older.digest != manifest.digest:
-                await objects.remove(self._connection, self._subjects.public("object"), self._older)
-            self._older = before.manifest if before and before.manifest.digest != manifest.digest else None
+            if before is not None:  # a client may be reading it
+                await self._drop("snapshot", before.manifest.first)
         await self._trim(server)
         return due
 
@@ -226,4 +240,8 @@ class Increments:
         await self._connection.purge(self._subjects.increments, below=needed)
         self._first = needed
         for version in [version for version in self._long if version < needed]:
-            await objects.remove(self._connection, self._subjects.public("object"), self._long.pop(version))
+            await self._drop("increment", self._long.pop(version).last + 1)
+
+    async def _drop(self, kind: str, below: int) -> None:
+        """Remove the pieces of older objects."""
+        await self._connection.purge(self._subjects.objects, below=below, subject=self._subjects.object(kind))

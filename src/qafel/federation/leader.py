@@ -1,19 +1,25 @@
 """Leadership: one server at a time.
 
-The leader renews a key in the broker. A standby takes over when the key has not changed for a while by its
-own clock, so clocks need not agree. Each take-over is a new term, and the increments stream accepts only
-messages of the newest term: the broker itself refuses a former leader, however late it wakes up.
+The leader renews a key in the broker, from a thread with a connection of its own, so that neither a long
+step nor a long upload delays its sign of life. A standby takes over when the key has not changed for a while
+by its own clock, so clocks need not agree. Each take-over is a new term, and the increments stream accepts
+only messages of the newest term: the broker itself refuses a former leader, however late it wakes up.
 """
 
 import asyncio
-import secrets
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable
 
-from qafel.errors import FencedError
+from qafel.errors import BrokerError, ConfigError, FencedError, QafelError, StateError
 from qafel.federation.nats import Connection
 
-LEASE = 4.0
+LEASE = 8.0
 """A standby takes over after this many seconds without a renewal."""
 RENEW = 1.0
+STUCK = 120.0
+"""A server whose work has not moved for this many seconds no longer renews its key."""
 LAST = "Nats-Expected-Last-Subject-Sequence"
 TERM_BYTES = 8
 
@@ -31,7 +37,7 @@ class FencedKey:
 
     async def read(self) -> bytes | None:
         """The value, or None; FencedError if a newer leader wrote it."""
-        message = await self._connection.decided(self._connection.subjects.objects, self._subject)
+        message = await self._connection.newest(self._connection.subjects.keys, self._subject)
         self.revision = message.sequence if message else 0
         if message is None:
             return None
@@ -57,46 +63,134 @@ class FencedKey:
 
 
 class Leadership:
-    """The right of one server to write."""
+    """The right of one server to write; ``holder`` is the server's name for itself."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self, connection: Connection, holder: str, connect: Callable[[], Awaitable[Connection]]
+    ) -> None:
         self._key = FencedKey(connection, connection.subjects.private("leader"))
-        self.holder = secrets.token_hex(8)
-        self.term = 0
+        self._connect = connect
+        self.holder, self.term = holder, 0
+        self.seen = False
+        """Whether there was a leader when this server looked."""
+        self.lost = asyncio.Event()
+        """Set when another server has taken over."""
+        self._alive = time.monotonic()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    async def take(self, *, standby: bool, again: bool = False) -> int:
-        """Become the leader and return the term; a ``standby`` first waits until the leader is silent."""
+    def alive(self) -> None:
+        """Note that the work of the server has moved."""
+        self._alive = time.monotonic()
+
+    async def take(self, *, standby: bool, again: bool, waits: Callable[[], None]) -> int:
+        """Become the leader and return the term.
+
+        A ``standby`` waits until the leader is silent; another server gives up while there is one. A server
+        that led before, or was restarted with its folder, takes its key back at once. ``waits`` is called
+        when there is another leader.
+        """
+        await self.release()
         while True:
-            holder = await self._key.read()
-            if again and holder and holder.decode() != self.holder:
+            value = await self._key.read()
+            leader = value.decode(errors="replace") if value else None
+            if again and leader not in (None, self.holder):
                 raise FencedError("another server has taken over while the broker was away")
-            if standby and holder != b"" and not await self._silent(4 if holder is None else 1):
-                continue
+            if leader not in (None, self.holder) and not self.seen:
+                self.seen = True
+                waits()
+            if standby and value is None and self.seen:
+                raise self.no_copy()
+            if leader not in (None, self.holder) and not await self._silent():
+                if standby:
+                    continue
+                raise ConfigError(
+                    f"another server leads the federation {self._key._connection.subjects.name!r}; "
+                    "add --standby to wait until it fails"
+                )
             try:
                 await self._key.write(self.holder.encode())
-                self.term = self._key.revision
-                return self.term
             except FencedError:
                 await asyncio.sleep(0.1)  # another server was faster
+                continue
+            self.term = self._key.revision
+            self._start()
+            return self.term
 
-    async def _silent(self, leases: int) -> bool:
-        """Whether the leader does not renew the key for this many leases.
+    @staticmethod
+    def no_copy() -> StateError:
+        """The error of a standby whose broker has lost the federation."""
+        return StateError(
+            "the broker has lost this federation, and a standby has no copy of it; start the server that has "
+            "its state folder, or start anew without --standby"
+        )
 
-        A standby waits longer where there is no key: the leader rebuilds a broker that lost its store.
-        """
-        revision = self._key.revision
-        for _ in range(int(leases * LEASE / 0.25)):
+    async def _silent(self) -> bool:
+        """Whether the leader does not renew the key for a lease."""
+        revision, until = self._key.revision, time.monotonic() + LEASE
+        while time.monotonic() < until:
             await asyncio.sleep(0.25)
-            if await self._key.read() == b"":
+            if await self._key.read() in (b"", None):
                 return True
             if self._key.revision != revision:
                 return False
         return True
 
-    async def renew(self) -> None:
-        """Renew the key; FencedError if another server leads."""
-        await self._key.write(self.holder.encode())
+    def _start(self) -> None:
+        """Renew the key from a thread of its own from now on."""
+        self.lost.clear()
+        self.alive()
+        self._stop = threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def fenced() -> None:
+            with contextlib.suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(self.lost.set)
+
+        def work() -> None:
+            with contextlib.suppress(QafelError, OSError):
+                asyncio.run(self._renew(self._key.revision, self._stop, fenced))
+
+        self._thread = threading.Thread(target=work, name="leadership", daemon=True)
+        self._thread.start()
+
+    async def _renew(self, revision: int, stop: threading.Event, fenced: Callable[[], None]) -> None:
+        connection = None
+        try:
+            while not stop.is_set():
+                try:
+                    if connection is None:
+                        connection = await self._connect()
+                        key = FencedKey(connection, connection.subjects.private("leader"))
+                        key.revision = revision
+                    if time.monotonic() - self._alive < STUCK and not await self._renewed(key):
+                        fenced()
+                        return
+                except BrokerError:
+                    if connection is not None and connection.nc.is_closed:
+                        connection = None
+                await asyncio.to_thread(stop.wait, RENEW)
+        finally:
+            if connection is not None:
+                await connection.close()
+
+    async def _renewed(self, key: FencedKey) -> bool:
+        """Renew the key; False if another server has it."""
+        try:
+            await key.write(self.holder.encode())
+        except FencedError:
+            return await key.read() == self.holder.encode()  # our own: an acknowledgement was lost
+        return True
+
+    async def release(self) -> None:
+        """Stop renewing the key."""
+        self._stop.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 15)
+            self._thread = None
 
     async def resign(self) -> None:
-        """Let a standby take over at once."""
-        await self._key.write(b"")
+        """Let another server take over at once."""
+        await self.release()
+        if await self._key.read() == self.holder.encode():
+            await self._key.write(b"")

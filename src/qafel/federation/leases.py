@@ -1,53 +1,94 @@
-"""Leases: which clients train now. They decide who is asked to train, never which update is accepted."""
+"""Leases: which clients train now.
 
-import time
-from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+A lease is a token for one task of one client. The rules:
+
+- A client gets its next lease when its last task was decided, so it has at most one task in flight.
+- There are at most ``concurrency`` leases at a time. A lease ends when its task is decided, when its client
+  asks again or leaves, or when it has expired *and* the log was read to its end after that.
+- A free place goes to the client that has waited longest, of those without an update in the current buffer if
+  there are any, and last to those that gave up a lease since the buffer was empty; ``rest_seconds`` lie
+  between two leases of one client.
+
+So a place is free, or a task is in flight that will be decided or expire: the training goes on as long as any
+client asks. Leases decide who is asked to train, never which update is accepted; that follows from the log.
+"""
+
+from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
 
-from qafel.federation.monitoring import Metrics
-from qafel.federation.plan import Plan
-from qafel.federation.state import FederationState
-from qafel.federation.subjects import owner
+from qafel import wire
+from qafel.federation.entries import TOKEN_BYTES, token
+from qafel.federation.state import Decided, FederationState
 
-MAX_WAIT = 5.0
-"""A client that is turned away asks again within this many seconds."""
-Journal = Callable[..., None]
+SESSION_BYTES = 16
+PING_SECONDS = 3.0
+"""A client that does not answer for this long has ended: another process may be the same client."""
+WAIT_SECONDS = 5.0
+Session = Annotated[bytes, msgspec.Meta(min_length=SESSION_BYTES, max_length=SESSION_BYTES)]
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """A client is free; ``task`` is the next task number that it has not used.
+class Ask(wire.Sealed, frozen=True):
+    """A client asks what became of its last task, and for a lease if it ``wants`` one."""
 
-    Since its last request it had to drop its hidden state ``resyncs`` times, and downloaded so many bytes.
-    """
+    MAGIC: ClassVar[bytes] = b"QA"
 
-    task: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+    session: Session
+    """The process that runs this client."""
+    task: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 40)] = -1
+    """The task whose upload waits for its receipt; −1: none."""
+    sequence: Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)] = 0
+    """The number that the broker gave to that upload; 0: none yet."""
+    wants: bool = True
     resyncs: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
-    downloaded: Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)] = 0
+    """How often the client had to drop its hidden state since it asked last."""
+    busy: bool = False
+    """The client trains or sends: this is a sign of life and asks for nothing."""
 
 
-class Lease(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
-    """Train ``task``; after ``seconds`` another client may be asked. The server is at ``version``."""
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """Train ``task`` from ``version`` or a later one."""
 
     task: int
-    seconds: float
-    version: int = 0
+    version: int
+    token: bytes
+    evaluate: bool = False
+    """Also evaluate x̂ on the held-out samples of the client."""
 
 
-class Wait(msgspec.Struct, frozen=True, array_like=True, tag="wait"):
-    """Ask again after this many seconds."""
+class Answer(wire.Sealed, frozen=True):
+    """What became of a client's newest decided task, and what to do next."""
 
-    seconds: float
+    MAGIC: ClassVar[bytes] = b"QR"
+
+    session: bytes
+    """The process that is meant; empty: the server does not know it yet."""
+    task: int
+    """The newest decided task; −1: none."""
+    reason: str
+    """Empty: it was counted; otherwise why it was rejected."""
+    frame: int
+    """The fingerprint of its frame."""
+    sequence: int
+    """The log was processed up to here: an upload up to here that is not decided must be sent again."""
+    lease: Lease | None = None
+    wait: float = WAIT_SECONDS
+    """Ask again after this many seconds; 0: at once."""
+    ended: str | None = None
+    """Why the training has ended."""
+    refused: str | None = None
+    """Why this process must not go on."""
+    unknown: bytes = b""
+    """A token of the client's that is of no lease of this server: its upload is never accepted."""
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """The training has ended."""
+class Done(wire.Sealed, frozen=True):
+    """The training has ended: why, and what became of the newest task of each client."""
+
+    MAGIC: ClassVar[bytes] = b"QE"
 
     reason: str
-
-
-Reply = Lease | Wait | Done
+    decided: dict[int, Decided]
 
 
 class _Held(NamedTuple):
@@ -55,82 +96,185 @@ class _Held(NamedTuple):
     until: float
 
 
-class Leases:
-    """At most ``limit`` leases at a time, and ``rest`` seconds between two leases of one client."""
+class LeaseDesk:
+    """Answers clients. It has no clock and no connection: ``outbox`` has (client, answer) to be sent."""
 
-    def __init__(self, limit: int, seconds: float, rest: float) -> None:
-        self.limit, self.seconds, self.rest = limit, seconds, rest
+    def __init__(self, state: FederationState, version: int, max_entries: int) -> None:
+        self._state, self._max_entries = state, max_entries
+        self.version = version
+        """The newest version in the broker."""
+        self.outbox: list[tuple[int, Answer]] = []
+        self.snapshot_wanted = False
+        """Whether a client could not follow the increments."""
+        self.purge_wanted = False
+        """Whether a client waits for room in the log."""
+        self.entries: dict[int, int] = {}
+        """Entries of each client in the log since the last purge."""
+        self.ended: str | None = None
+        self.seen: dict[int, float] = {}
+        """When each client was last heard."""
+        self.undecided: list[int] = []
+        """Clients that were told to send again."""
         self._held: dict[int, _Held] = {}
+        self._waiting: dict[int, None] = {}
         self._resting: dict[int, float] = {}
+        self._in_buffer: set[int] = set()
+        self._gave_up: set[int] = set()
+        """Clients whose lease ended without an update since the buffer was empty."""
+        self._receipts: dict[int, None] = {}
+        self._sessions: dict[int, bytes] = {}
+        self._contests: dict[int, tuple[bytes, float]] = {}
+        self._evaluated: dict[int, int] = {}
+        self._unknown: dict[int, bytes] = {}
 
-    def __len__(self) -> int:
+    @property
+    def in_flight(self) -> int:
+        """The number of tasks that were leased and are not decided."""
         return len(self._held)
 
-    def ask(self, client: int, task: int, now: float) -> Lease | Wait:
-        """Grant a lease for ``task``, or say how long to wait; a client that asks again gets a new lease."""
-        self.expire(now)
-        if client in self._held:
-            self._held.pop(client)  # it asks, so it does not train: it restarted, or the answer was lost
-        else:
-            rest = self._resting.get(client, now) - now
-            if rest > 0:
-                return Wait(rest)
-        if len(self._held) >= self.limit:
-            soonest = min(held.until for held in self._held.values())
-            return Wait(min(MAX_WAIT, max(0.05, soonest - now)))
-        self._held[client] = _Held(task, now + self.seconds)
-        return Lease(task, self.seconds)
+    def reopen(self, version: int) -> None:
+        """Go on after a reconnection: leases that are not decided still count."""
+        self.version, self.outbox = version, []
+        for client, held in list(self._held.items()):
+            if held.task <= self._state.last(client).task:
+                del self._held[client]
 
-    def release(self, client: int, task: int, now: float) -> None:
-        """End a client's lease: the update of ``task`` arrived."""
+    def asked(self, client: int, ask: Ask, now: float) -> None:
+        """Take a request; ``grant`` answers it."""
+        self.seen[client] = now
+        if not self._is_current(client, ask.session, now) or ask.busy:
+            return
+        if ask.resyncs:
+            self.snapshot_wanted = True
+        self._receipts[client] = None
+        if ask.task > self._state.last(client).task:
+            if ask.sequence <= self._state.sequence:
+                self.undecided.append(client)
+            return
+        self._give_up(client)  # it asks, so it does not train: it restarted, or missed the answer
+        if ask.wants:
+            self._waiting.setdefault(client)
+        else:
+            self._waiting.pop(client, None)
+
+    def _is_current(self, client: int, session: bytes, now: float) -> bool:
+        """Whether this process is the client; if another may be, ask that one for a sign of life first."""
+        current = self._sessions.setdefault(client, session)
+        contest = self._contests.get(client)
+        if current == session:
+            if contest is not None:
+                del self._contests[client]
+                self._refuse(client, contest[0])
+            return True
+        if contest is None:
+            self._contests[client] = session, now + PING_SECONDS
+            self.outbox.append((client, self._answer(client, wait=0.0)))
+        elif contest[0] != session:
+            self._refuse(client, session)
+        return False
+
+    def _refuse(self, client: int, session: bytes) -> None:
+        refused = f"another process runs as client {client}; stop it, or use another client number"
+        self.outbox.append(
+            (client, msgspec.structs.replace(self._answer(client), session=session, refused=refused))
+        )
+
+    def decided(self, client: int, task: int, now: float, *, counted: bool, more: bool) -> None:
+        """An upload was decided: its client may get another lease."""
+        self.seen[client] = now
         held = self._held.get(client)
         if held is not None and held.task <= task:
             del self._held[client]
-        if self.rest:
-            self._resting[client] = now + self.rest
+        if counted:
+            self._in_buffer.add(client)
+        if self._state.plan.rest_seconds:
+            self._resting[client] = now + self._state.plan.rest_seconds
+        if more:
+            self._waiting.setdefault(client)
+        self._receipts[client] = None
 
-    def expire(self, now: float) -> None:
-        """Drop leases that have run out, and rests that are over."""
-        for client in [client for client, held in self._held.items() if held.until <= now]:
-            del self._held[client]
-        if len(self._resting) > 2 * self.limit:
-            self._resting = {client: until for client, until in self._resting.items() if until > now}
+    def refused(self, client: int, token: bytes) -> None:
+        """An upload carried a token of no lease: its client is told when it asks."""
+        self._unknown[client] = token[:TOKEN_BYTES]
 
+    def stepped(self) -> None:
+        """The buffer is empty again."""
+        self._in_buffer.clear()
+        self._gave_up.clear()
 
-class LeaseDesk:
-    """Answers the lease requests of clients."""
+    def grant(self, now: float) -> None:
+        """Give free places to clients that wait, and answer everybody who has asked or reported."""
+        for client, (session, until) in list(self._contests.items()):
+            if until <= now:
+                del self._contests[client]
+                self._refuse(client, self._sessions[client])
+                self._sessions[client] = session
+                self._give_up(client)
+                self._waiting.setdefault(client)
+                self._receipts[client] = None
+        free = self._state.plan.concurrency - len(self._held)
+        if free > 0 and self._waiting and self.ended is None and self._state.tracker.reason is None:
+            self._grant(free, now)
+        for client in self._receipts:
+            self.outbox.append((client, self._answer(client)))
+        self._receipts.clear()
 
-    def __init__(self, plan: Plan, metrics: Metrics, journal: Journal) -> None:
-        self._metrics, self._journal = metrics, journal
-        self.leases = Leases(plan.concurrency, plan.lease_seconds, plan.rest_seconds)
-        self.state: FederationState | None = None
-        self.version = 0
-        """The newest version in the broker."""
-        self.ended = False
-        """Whether the result is stored, and clients may leave."""
-        self.snapshot_wanted = False
-        """Whether a client could not follow the increments."""
+    def _grant(self, free: int, now: float) -> None:
+        first, second, third = list[int](), list[int](), list[int]()
+        for client in self._waiting:
+            if len(first) >= free:
+                break
+            if self._resting.get(client, now) > now:
+                continue
+            if self.entries.get(client, 0) >= self._max_entries:
+                self.purge_wanted = True
+                continue
+            others = second if client in self._in_buffer else first
+            (third if client in self._gave_up else others).append(client)
+        for client in (first + second + third)[:free]:
+            self._lease(client, now)
 
-    async def answer(self, message: Any) -> None:
-        """Answer one request; requests that cannot be read are ignored."""
-        client, state = owner(message.subject), self.state
-        try:
-            ask = msgspec.msgpack.decode(message.data, type=Ask)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return
-        if client is None or state is None:
-            return
-        if ask.resyncs:
-            self._metrics.add("resyncs_total", ask.resyncs)
-            self._journal("resync", client=client, times=ask.resyncs)
-            self.snapshot_wanted = True
-        state.tracker.downloaded(ask.downloaded)
-        self._metrics.add("bytes_downloaded_total", ask.downloaded)
-        await message.respond(msgspec.msgpack.encode(self._reply(state, client, ask.task)))
+    def _lease(self, client: int, now: float) -> None:
+        state = self._state
+        task = state.last(client).task + 1
+        points = len(state.tracker.points)
+        evaluate = state.plan.evaluate_on == "clients" and self._evaluated.get(client, -1) != points
+        self._evaluated[client] = points
+        del self._waiting[client]
+        self._resting.pop(client, None)
+        self._held[client] = _Held(task, now + state.plan.lease_seconds)
+        lease = Lease(task, self.version, token(state.key, client, task, self.version), evaluate)
+        self.outbox.append((client, self._answer(client, lease=lease)))
+        self._receipts.pop(client, None)
 
-    def _reply(self, state: FederationState, client: int, task: int) -> Reply:
-        reason = state.tracker.reason
-        if reason is not None:
-            return Done(reason) if self.ended else Wait(0.2)
-        reply = self.leases.ask(client, max(task, state.server.seen.next(client)), time.monotonic())
-        return msgspec.structs.replace(reply, version=self.version) if isinstance(reply, Lease) else reply
+    def _answer(self, client: int, lease: Lease | None = None, wait: float | None = None) -> Answer:
+        last = self._state.last(client)
+        if wait is None:
+            wait = min(60.0, max(WAIT_SECONDS, len(self._waiting) / 100))
+        return Answer(
+            session=self._sessions.get(client, b""),
+            task=last.task,
+            reason=last.reason,
+            frame=last.frame,
+            sequence=self._state.sequence,
+            lease=lease,
+            wait=wait,
+            ended=self.ended,
+            unknown=self._unknown.get(client, b""),
+        )
+
+    def expire(self, read_at: float) -> None:
+        """Drop leases that had expired when the log was last read to its end."""
+        for client in [client for client, held in self._held.items() if held.until <= read_at]:
+            self._give_up(client)
+
+    def _give_up(self, client: int) -> None:
+        """End the lease of a client, if it has one, without an update."""
+        if self._held.pop(client, None) is not None:
+            self._gave_up.add(client)
+
+    def end(self, reason: str) -> None:
+        """Tell all clients that the training has ended."""
+        self.ended = reason
+        for client in self._sessions:
+            self._receipts[client] = None

@@ -7,30 +7,35 @@
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from qafel.errors import BrokerError
+from qafel.federation.leases import LeaseDesk
 from qafel.federation.nats import Connection
 from qafel.federation.state import FederationState
-from qafel.federation.subjects import Subjects
+from qafel.server import Accepted, Dropped, Event, Stepped
+from qafel.wire import Rejected
 
+Notice = Callable[..., None]
+"""Called with the name of an event and its fields; level="task" marks what happens for every task."""
 Labels = tuple[tuple[str, str], ...]
 BUCKETS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 HELP = {
     "qafel_uploads_accepted_total": ("counter", "Updates that were accepted."),
     "qafel_uploads_rejected_total": ("counter", "Uploads that were rejected, by reason."),
+    "qafel_buffers_dropped_total": ("counter", "Buffers that were dropped because their step diverged."),
     "qafel_bytes_up_total": ("counter", "Bytes of frames that clients sent."),
     "qafel_bytes_down_total": ("counter", "Bytes of increments, each counted once."),
     "qafel_bytes_downloaded_total": ("counter", "Bytes of frames that clients downloaded, as they report."),
     "qafel_version": ("gauge", "Server steps taken."),
     "qafel_buffer_fill": ("gauge", "Updates in the buffer."),
-    "qafel_leases": ("gauge", "Clients that train now."),
-    "qafel_log_sequence": ("gauge", "The sequence number of the last upload that was processed."),
+    "qafel_leases": ("gauge", "Tasks in flight."),
+    "qafel_clients": ("gauge", "Clients that were heard in the last minute."),
+    "qafel_log_sequence": ("gauge", "The sequence number of the last entry of the log that was processed."),
     "qafel_checkpoints_total": ("counter", "Checkpoints written."),
     "qafel_checkpoint_seconds_total": ("counter", "Time spent on checkpoints."),
     "qafel_snapshots_total": ("counter", "Snapshots written."),
@@ -42,8 +47,10 @@ HELP = {
 
 LABELLED = {"qafel_uploads_rejected_total", "qafel_evaluation"}
 """Metrics that have no value without a label."""
-SILENCE = 10.0
-"""``watch`` gives up after this many seconds without a status message."""
+REPORT_SECONDS = 10.0
+"""The rejections of one client are reported once in this time."""
+MAX_ROWS = 10_000
+"""The table of clients has at most this many rows."""
 
 
 class Metrics:
@@ -100,6 +107,7 @@ class Metrics:
                     pass
                 path = line[1].partition("?")[0] if len(line) > 1 and line[0] in ("GET", "HEAD") else ""
                 why = self.ready()
+                self.set("leader", float(why != "it does not lead"))
                 status, body = {
                     "/metrics": ("200 OK", self.text()),
                     "/healthz": ("200 OK", "ok\n"),
@@ -115,29 +123,61 @@ class Metrics:
 
 
 class Monitor:
-    """Sets the gauges and publishes the status of a server."""
+    """Counts events, sets the gauges, and publishes the status of a server."""
 
-    def __init__(self, name: str, connection: Connection, metrics: Metrics) -> None:
-        self._name, self._connection, self._metrics = name, connection, metrics
+    def __init__(self, connection: Connection, metrics: Metrics) -> None:
+        self._connection, self.metrics = connection, metrics
+        self._status: dict[str, Any] = {}
+        self._clients: list[list[Any]] = []
+        self._points: list[Any] = []
+        self._rejected: dict[int | None, Counter[str]] = {}
+        self._reported: dict[int | None, float] = {}
 
-    def report(self, state: FederationState, *, leases: int, term: int, ended: bool) -> None:
+    def event(self, event: Event, client: int | None, notice: Notice) -> None:
+        """Count an event of the server; the rejections of one client are reported now and then."""
+        if isinstance(event, Accepted):
+            self.metrics.staleness[event.staleness] += 1
+            self.metrics.add("uploads_accepted_total")
+        elif isinstance(event, Stepped):
+            self.metrics.add("bytes_down_total", len(event.frame))
+        elif isinstance(event, Dropped):
+            self.metrics.add("buffers_dropped_total")
+            notice("dropped a buffer", version=event.version, updates=event.count, reason=event.reason)
+        elif isinstance(event, Rejected):
+            self.metrics.add("uploads_rejected_total", reason=event.reason)
+            reasons = self._rejected.setdefault(client, Counter())
+            reasons[event.reason] += 1
+            now = time.monotonic()
+            if now - self._reported.get(client, -REPORT_SECONDS) >= REPORT_SECONDS:
+                self._reported[client] = now
+                notice(
+                    "rejected",
+                    client=client,
+                    reason=event.reason,
+                    detail=event.detail,
+                    so_far=reasons.total(),
+                )
+
+    def report(self, state: FederationState, desk: LeaseDesk, term: int, *, ended: str | None) -> None:
         """Publish how things stand now."""
-        tracker, server, plan = state.tracker, state.server, state.plan
+        tracker, server, plan, now = state.tracker, state.server, state.plan, time.monotonic()
         totals, buffered = tracker.totals, server.aggregator.count
         smoothed = totals.points[-1].smoothed if totals.points else {}
-        gauges = {
+        gauges: dict[str, float] = {
             "version": server.version,
             "buffer_fill": buffered,
-            "leases": leases,
+            "leases": desk.in_flight,
+            "clients": sum(now - heard < 60 for heard in desk.seen.values()),
             "log_sequence": state.sequence,
-            "leader": 1.0,
+            "bytes_up_total": totals.bytes_up,
+            "bytes_downloaded_total": 0 if plan.downlink == "broadcast" else totals.bytes_down,
         }
         for name, value in gauges.items():
-            self._metrics.set(name, value)
+            self.metrics.set(name, value)
         for name, value in smoothed.items():
-            self._metrics.set("evaluation", value, metric=name)
-        status = {
-            "name": self._name,
+            self.metrics.set("evaluation", value, metric=name)
+        self._status = {
+            "name": plan.name,
             "version": server.version,
             "uploads": totals.uploads,
             "wanted": plan.uploads,
@@ -146,42 +186,42 @@ class Monitor:
             "staleness": round(tracker.mean_staleness, 2),
             "bytes_up": totals.bytes_up,
             "bytes_down": totals.bytes_down,
-            "leases": [leases, plan.concurrency],
+            "leases": [desk.in_flight, plan.concurrency],
+            "clients": int(gauges["clients"]),
             "metrics": smoothed,
             "seconds": round(totals.time, 1),
             "term": term,
-            "reason": totals.reason if ended else None,
+            "sequence": state.sequence,
+            "reason": ended,
         }
-        sending = self._connection.send(self._connection.subjects.status, msgspec.json.encode(status))
+        self._clients = [
+            [
+                client,
+                round(now - heard, 1),
+                state.last(client).task + 1,
+                state.last(client).reason,
+                dict(self._rejected.get(client, {})),
+            ]
+            for client, heard in list(desk.seen.items())[:MAX_ROWS]
+        ]
+        self._points = totals.points
+        self._send(self._connection.send(self._connection.subjects.status, msgspec.json.encode(self._status)))
+
+    def _send(self, sending: Any) -> None:
         task = asyncio.ensure_future(sending)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
+    async def store(self) -> None:
+        """Keep the status, the evaluations and the table of clients where an observer can read them.
 
-def watch(name: str, broker: str, keys: Path | None = None) -> Iterator[dict[str, Any]]:
-    """The status messages of a server, until it has ended; BrokerError if there are none for a while."""
-    loop, connection = asyncio.new_event_loop(), None
-    try:
-        subjects = Subjects(name)
-        connection = loop.run_until_complete(Connection.open(broker, subjects, "server", keys=keys))
-        messages: asyncio.Queue[bytes] = asyncio.Queue()
-
-        async def receive(message: Any) -> None:
-            messages.put_nowait(message.data)
-
-        loop.run_until_complete(connection.subscribe(subjects.status, receive))
-        while True:
-            try:
-                data = loop.run_until_complete(asyncio.wait_for(messages.get(), SILENCE))
-            except TimeoutError:
-                raise BrokerError(
-                    f"no server of the federation {name!r} at {broker} has reported for {SILENCE:.0f} s; "
-                    "start one with qafel serve"
-                ) from None
-            status: dict[str, Any] = msgspec.json.decode(data)
-            yield status
-            if status["reason"]:
-                return
-    finally:
-        if connection is not None:
-            loop.run_until_complete(connection.close())
-        loop.close()
+        A row of the table has the client, the seconds since it was heard, its decided tasks, why the last one
+        was rejected (empty: it was counted), and its rejections by reason.
+        """
+        if not self._status:
+            return
+        subjects, room = self._connection.subjects, self._connection.max_payload - 4096
+        values = {"status": self._status, "clients": self._clients, "points": self._points}
+        for key, value in values.items():
+            data = msgspec.json.encode(value)
+            if len(data) <= room:
+                await self._connection.publish(subjects.report(key), data)

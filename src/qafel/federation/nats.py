@@ -1,31 +1,36 @@
-"""The connection to a NATS broker: the requests that a federation makes, and errors in one sentence.
-
-This is the only module that imports nats-py.
-"""
+"""The connection to a NATS broker: the requests that a federation makes."""
 
 import asyncio
 import base64
 import contextlib
 import json
 import random
-import ssl
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
-from qafel.errors import BrokerError, ConfigError, FencedError, MissingExtraError
-from qafel.federation.keys import credentials
+from qafel.errors import BrokerError, FencedError
+from qafel.federation.broker_errors import (
+    CLOSED,
+    NO_MESSAGE,
+    NOT_FOUND,
+    Message,
+    checked,
+    may_pass,
+    refusal,
+    sentence,
+    stored_message,
+)
+from qafel.federation.keys.credentials import Key, credentials
 from qafel.federation.subjects import Subjects, inbox
+from qafel.federation.transport import connection
 
 PATIENCE = 10.0
 """The default time to wait for a broker that does not answer, in seconds."""
 TIMEOUT = 5.0
-WRONG_LAST = (10071, 10164)
-NOT_FOUND, NO_MESSAGE = 10059, 10037
-CLOSED = -1
-"""The code of an error after which nats-py does not reconnect."""
+MAX_PAUSE = 10.0
+"""The longest pause between two attempts to reconnect, in seconds."""
 MIN_SPEED = 50_000
 """The timeout of a request allows for a connection of this many bytes per second."""
 _OPTIONS = {
@@ -40,19 +45,12 @@ Notice = Callable[[str, str], None]
 T = TypeVar("T")
 
 
-class Message(NamedTuple):
-    """A stored message."""
-
-    sequence: int
-    subject: str
-    data: bytes
-
-
 class Connection:
     """The connection of the server or of a client to the broker of one federation."""
 
     def __init__(self, nc: Any, subjects: Subjects) -> None:
         self.nc, self.subjects, self.closing, self.last_error = nc, subjects, False, ""
+        self._attempts = 0
 
     @classmethod
     async def open(
@@ -61,49 +59,44 @@ class Connection:
         subjects: Subjects,
         who: int | str,
         *,
-        keys: Path | None = None,
+        key: Key | None = None,
         patience: float = PATIENCE,
         notice: Notice = lambda kind, detail: None,  # noqa: ARG005
     ) -> "Connection":
         """Connect; retry a broker that does not answer for ``patience`` seconds."""
-        try:
-            import nats.aio.client  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError("a federation", "federation") from error
-
-        connection = cls(None, subjects)
+        one = cls(None, subjects)
         options = {
             "name": f"qafel {subjects.name} {who}",
             "inbox_prefix": inbox(who),
             **_OPTIONS,
-            "reconnect_time_wait": random.uniform(0.1, 0.5),
-            **connection._callbacks(url, notice),
-            **credentials(url, keys),
+            "reconnect_to_server_handler": one._next_server,
+            **one._callbacks(url, notice),
+            **credentials(url, key),
         }
         clock = asyncio.get_running_loop().time
         until, wait = clock() + patience, 0.05
         while True:
-            nc = _connection()
+            nc = connection(url)
             try:
                 left = max(TIMEOUT, until - clock())
                 await asyncio.wait_for(nc.connect(url.split(","), **options), left)
                 break
             except Exception as error:
                 await _give_up(nc)
-                if not _may_pass(error) or clock() > until:
-                    raise refusal(url, error, keys, connection.last_error) from error
+                if not may_pass(error) or clock() > until:
+                    raise refusal(url, error, key is not None, one.last_error) from error
             await asyncio.sleep(wait * random.uniform(0.5, 1))
             wait = min(2 * wait, 1.0)
         nc.options["allow_reconnect"] = True
-        connection.nc = nc
-        return connection
+        one.nc = nc
+        return one
 
     def _callbacks(self, url: str, notice: Notice) -> dict[str, Any]:
         """The callbacks of nats-py: each new problem is reported once."""
 
         async def failed(error: Exception) -> None:
             before, self.last_error = self.last_error, sentence(error)
-            if before != self.last_error:
+            if before != self.last_error and not self.closing:
                 notice("broker", self.last_error)
 
         async def lost() -> None:
@@ -111,10 +104,17 @@ class Connection:
                 notice("disconnected", url)
 
         async def back() -> None:
-            self.last_error = ""
+            self.last_error, self._attempts = "", 0
             notice("reconnected", url)
 
         return {"error_cb": failed, "disconnected_cb": lost, "reconnected_cb": back}
+
+    def _next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
+        """Where and when to reconnect: all servers in turn, with pauses that grow and are jittered."""
+        del info
+        pause = min(MAX_PAUSE, 0.05 * 2**self._attempts) * random.uniform(0.5, 1)
+        self._attempts = min(self._attempts + 1, 30)
+        return servers[self._attempts % len(servers)], pause
 
     @property
     def inbox(self) -> str:
@@ -143,13 +143,16 @@ class Connection:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; a broker that has just gone away is no error."""
+        import nats.errors
+
         self.closing = True
-        await self.nc.close()
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self.nc.close()
 
     async def call(self, subject: str, request: bytes = b"", timeout: float = TIMEOUT) -> Any:
         """Call the JetStream API; return its answer or raise BrokerError."""
-        return _checked(await self.request(subject, request, timeout))
+        return checked(await self.request(subject, request, timeout))
 
     async def request(
         self, subject: str, data: bytes, timeout: float = TIMEOUT, headers: dict[str, str] | None = None
@@ -197,7 +200,7 @@ class Connection:
         timeout: float = TIMEOUT,
     ) -> int:
         """Store a message and return its sequence number, once the broker has acknowledged it."""
-        answer = _checked(await self.request(subject, data, timeout, headers))
+        answer = checked(await self.request(subject, data, timeout, headers))
         if not isinstance(answer.get("seq"), int):
             raise BrokerError(f"the broker's acknowledgement cannot be read: {answer}")
         return int(answer["seq"])
@@ -213,16 +216,25 @@ class Connection:
 
     async def find(self, subject: str, request: bytes, timeout: float = TIMEOUT) -> Message | None:
         """A stored message, by a request to the broker's direct API."""
-        return _stored(await self.request(subject, request, timeout))
+        return stored_message(await self.request(subject, request, timeout))
 
-    async def decided(self, stream: str, subject: str) -> Message | None:
+    async def newest(self, stream: str, subject: str) -> Message | None:
         """The newest message of a subject, read from the stream's leader, not from a replica."""
-        request = json.dumps({"last_by_subj": subject}).encode()
+        return await self.from_leader(stream, {"last_by_subj": subject})
+
+    async def stored(self, stream: str, sequence: int) -> Message | None:
+        """A message by its sequence number; None only if the stream's leader does not have it."""
+        message = await self.get(stream, sequence) if sequence else None
+        return message if message or not sequence else await self.from_leader(stream, {"seq": sequence})
+
+    async def from_leader(self, stream: str, request: dict[str, Any]) -> Message | None:
+        """A stored message, by a request to the stream's leader."""
         try:
-            stored = (await self.call(f"$JS.API.STREAM.MSG.GET.{stream}", request))["message"]
+            answer = await self.call(f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps(request).encode())
+            stored = answer["message"]
             return Message(int(stored["seq"]), stored["subject"], base64.b64decode(stored.get("data") or ""))
         except BrokerError as error:
-            if error.code == NO_MESSAGE:
+            if error.code in (NO_MESSAGE, NOT_FOUND):
                 return None
             raise
         except (KeyError, ValueError, TypeError) as error:
@@ -246,8 +258,16 @@ class Connection:
         same = all(info["config"].get(key) == value for key, value in config.items() if key != "first_seq")
         return info if same else await self.call(f"$JS.API.STREAM.UPDATE.{name}", request)
 
+    async def delete(self, stream: str) -> None:
+        """Delete a stream, if it exists."""
+        try:
+            await self.call(f"$JS.API.STREAM.DELETE.{stream}")
+        except BrokerError as error:
+            if error.code != NOT_FOUND:
+                raise
+
     async def purge(self, stream: str, *, below: int | None = None, subject: str | None = None) -> None:
-        """Remove messages below a sequence number, or of a subject."""
+        """Remove messages below a sequence number, or of a subject, or both."""
         request: dict[str, Any] = {} if below is None else {"seq": below}
         if subject is not None:
             request["filter"] = subject
@@ -275,76 +295,7 @@ async def retry(
         wait = min(2 * wait, 5.0)
 
 
-def _connection() -> Any:
-    """A nats-py client whose reader survives any header; the original stops at one that is not text."""
-    from nats.aio.client import Client
-
-    class Sturdy(Client):
-        async def _process_headers(self, headers: Any) -> Any:
-            try:
-                return await super()._process_headers(headers)
-            except Exception:
-                return None
-
-    return Sturdy()
-
-
 async def _give_up(nc: Any) -> None:
     """Close the socket of a failed connection attempt, which nats-py leaves open."""
     with contextlib.suppress(Exception):
         await asyncio.wait_for(nc.close(), 1.0)
-
-
-def sentence(error: BaseException) -> str:
-    """The text of an error on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def refusal(url: str, error: Exception, keys: Path | None, last: str = "") -> BrokerError:
-    """The error for a refused connection: why, and what to do."""
-    text = last if isinstance(error, TimeoutError) and last else sentence(error)
-    if isinstance(error, ssl.SSLCertVerificationError):
-        expired = "expired" in text
-        why = "has expired; renew it with qafel keys" if expired else "was not signed by the CA in ca.pem"
-        return BrokerError(f"the certificate of {url} {why} ({error.verify_message})")
-    if "authorization" in text.lower() or "authentication" in text.lower():
-        what = "does not know this key" if keys else "requires a key; pass --keys"
-        return BrokerError(f"the broker at {url} {what} ({text})")
-    if isinstance(error, ssl.SSLError) or "secure connection" in text.lower():
-        return BrokerError(
-            f"no secure connection to {url}: {text}; does it start with the right tls:// or nats://?"
-        )
-    return BrokerError(f"no broker at {url}: {text}; start one with qafel broker, or correct --broker")
-
-
-def _may_pass(error: Exception) -> bool:
-    text = sentence(error).lower()
-    refused = "authorization" in text or "authentication" in text
-    return not refused and not isinstance(error, ConfigError | ssl.SSLError)
-
-
-def _checked(message: Any) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = msgspec.json.decode(message.data, type=dict[str, Any])
-        problem = answer.get("error")
-        if not problem:
-            return answer
-        code, text = int(problem.get("err_code", 0)), str(problem.get("description", "an error"))
-    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, ValueError) as error:
-        raise BrokerError(f"the broker's answer cannot be read: {sentence(error)}") from error
-    if code in WRONG_LAST:
-        raise FencedError(f"another server has written since ({text})", code)
-    raise BrokerError(f"the broker refused: {text}", code)
-
-
-def _stored(answer: Any) -> Message | None:
-    headers = answer.headers or {}
-    if "Nats-Sequence" not in headers:
-        status = headers.get("Status", "")
-        if status in ("404", "408"):
-            return None
-        raise BrokerError(f"the broker could not read a message: {status} {headers.get('Description', '')}")
-    try:
-        return Message(int(headers["Nats-Sequence"]), headers["Nats-Subject"], answer.data)
-    except (KeyError, ValueError) as error:
-        raise BrokerError(f"the broker's answer cannot be read: {sentence(error)}") from error

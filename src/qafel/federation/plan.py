@@ -6,7 +6,7 @@
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from qafel import wire
 from qafel.config import Job
@@ -27,32 +27,32 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A client that has not reported after this time no longer counts; its update is still accepted."""
     rest_seconds: float = 0.0
     """The pause of a client between two tasks."""
-    max_pending: int = 64
-    """The largest number of uploads of one client that wait in the broker; more are refused."""
-    max_norm: float | None = None
-    """Updates with a larger norm are rejected."""
+    max_norm: float = 1e6
+    """Updates with a larger norm are rejected, and those above 30 times the median norm."""
+    weighting: Literal["equal", "samples"] = "equal"
+    """Whether all updates of a buffer weigh the same, or as many samples as their clients say."""
+    max_samples: int = 1000
+    """With ``weighting = "samples"``: no update weighs more than this many samples."""
+    evaluate_on: Literal["server", "clients"] = "server"
+    """The server evaluates x on its held-out samples, or clients evaluate x̂ on theirs."""
     checkpoint_seconds: float = 1.0
-    """The time between two checkpoints; until then the broker keeps the uploads."""
+    """The time between two checkpoints; until then the broker keeps the log."""
     replicas: int = 1
     """Copies of everything in the broker; 3 in a cluster of three."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         Subjects(self.name)
-        for name in ("concurrency", "max_pending", "replicas"):
+        for name in ("concurrency", "max_samples", "replicas"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("lease_seconds", "rest_seconds", "checkpoint_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        if self.max_norm is not None and not 0 < self.max_norm < math.inf:
+        if not 0 < self.max_norm < math.inf:
             raise ConfigError(f"max_norm must be positive and finite, got {self.max_norm}")
         if self.algorithm == "fedavg":
             raise ConfigError("a federation is asynchronous, and fedavg is not; use fedbuff or qafel")
-        if self.byte_budget is not None and self.downlink != "broadcast":
-            raise ConfigError(
-                "byte_budget needs downlink broadcast: the upload log does not have what clients download"
-            )
 
 
 def read_plan(path: Path | None, changes: Iterable[str] = ()) -> Plan:
@@ -64,7 +64,7 @@ class Welcome(wire.Sealed, frozen=True):
     """What a client needs before its first snapshot. Its format is that of the whole federation."""
 
     MAGIC: ClassVar[bytes] = b"QT"
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 3
 
     job: bytes
     plan: str
@@ -77,7 +77,7 @@ async def read_welcome(connection: Connection, notice: Callable[[BrokerError], N
 
     async def read() -> Welcome:
         try:
-            message = await connection.last(subjects.objects, subjects.public("welcome"))
+            message = await connection.last(subjects.keys, subjects.public("welcome"))
         except BrokerError as error:
             raise BrokerError(f"the federation {subjects.name!r} does not answer: {error}") from error
         if message is None:
@@ -96,7 +96,7 @@ async def write_welcome(connection: Connection, job: Job, plan: Plan) -> None:
     """Publish the job and the plan; ConfigError if another job runs under this name."""
     subjects = connection.subjects
     welcome = Welcome(job.to_bytes(), plan.to_toml())
-    stored = await connection.last(subjects.objects, subjects.public("welcome"))
+    stored = await connection.newest(subjects.keys, subjects.public("welcome"))
     if stored is not None:
         try:
             other = Welcome.from_bytes(stored.data) != welcome
@@ -106,7 +106,8 @@ async def write_welcome(connection: Connection, job: Job, plan: Plan) -> None:
             stored, other = None, False  # it was damaged on its way into the broker
         if other:
             raise ConfigError(
-                f"the broker runs another job under the name {subjects.name!r}; choose another name"
+                f"the broker runs another job under the name {subjects.name!r}; choose another name, "
+                f"or remove it with qafel federation delete {subjects.name}"
             )
     if stored is None:
         await connection.publish(subjects.public("welcome"), welcome.to_bytes())

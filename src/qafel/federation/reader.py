@@ -1,119 +1,71 @@
-"""The upload log, read in order, by sequence number, as fast as it grows.
+"""Streams read as they grow: the log, in order, by sequence number; and the requests of clients.
 
-It is a pull consumer without acknowledgements: the broker keeps no state that matters. If a message is
-missing, or the broker is silent for a while, the consumer is recreated at the next sequence number.
+The log has a pull consumer without acknowledgements: the broker keeps no state that matters. If an entry is
+missing, or the broker is silent for a while, the consumer is recreated at the next sequence number. A request
+is removed when it was answered; until then, the broker refuses another one of the same client.
 """
 
+import abc
 import asyncio
 import contextlib
 import json
 import secrets
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from qafel.errors import BrokerError, StateError
-from qafel.federation.nats import Connection, Message
-from qafel.federation.plan import Plan
+from qafel.errors import BrokerError
+from qafel.federation.broker_errors import Message
+from qafel.federation.nats import Connection
 
 BATCH = 256
 EXPIRES = 5.0
 HEARTBEAT = 1.0
+NANOSECONDS = 1_000_000_000
 
 
-async def open_log(connection: Connection, plan: Plan, sequence: int, frame_limit: int) -> None:
-    """Open the upload log, which must continue after ``sequence``; StateError if uploads are missing."""
-    subjects = connection.subjects
-    config = {
-        "subjects": [subjects.upload()],
-        "max_msgs_per_subject": plan.max_pending,
-        "discard": "new",
-        "discard_new_per_subject": True,
-        "duplicate_window": 120_000_000_000,
-        "max_msg_size": min(connection.max_payload, frame_limit + 4096),
-        "first_seq": sequence + 1,
-        "allow_direct": True,
-        "num_replicas": plan.replicas,
-    }
-    log = (await connection.ensure(subjects.uploads, config))["state"]
-    if log["last_seq"] < sequence:  # the broker lost its log: continue our numbering
-        await connection.purge(subjects.uploads, below=sequence + 1)
-    elif log["first_seq"] > sequence + 1:
-        raise StateError(
-            f"the upload log starts at {log['first_seq']}, and the newest checkpoint ends at {sequence}: "
-            "uploads are missing; start the federation under a new name"
-        )
+class Pull(abc.ABC):
+    """A pull consumer that keeps its requests for messages open."""
 
-
-class Reader:
-    """The messages of a stream after ``sequence``."""
-
-    def __init__(self, connection: Connection, stream: str, sequence: int) -> None:
-        self._connection, self._stream, self.sequence = connection, stream, sequence
-        self._messages: deque[Message] = deque()
-        self._arrived = asyncio.Event()
+    def __init__(self, connection: Connection, stream: str) -> None:
+        self._connection, self._stream = connection, stream
         self._consumer: str | None = None
         self._subscription: Any = None
         self._requested = 0
         """The number of messages requested from the broker that have not arrived."""
         self._last_heard = 0.0
-        self._gap = False
-        """Whether a sequence number was skipped."""
-        self._reconnects = 0
-        """The number of reconnections when the consumer was created."""
+        self.arrived = asyncio.Event()
 
-    async def next(self, wait: float) -> list[Message]:
-        """The messages that have arrived; an empty list after ``wait`` seconds."""
+    @abc.abstractmethod
+    def _config(self) -> dict[str, Any]:
+        """The configuration of the consumer."""
+
+    @abc.abstractmethod
+    def _message(self, message: Any) -> None:
+        """Take a message."""
+
+    async def request(self) -> None:
+        """Request more messages before the last request is used up; start anew if the broker is silent."""
         clock = asyncio.get_running_loop().time
-        until = clock() + wait
-        while not self._messages:
-            if self._gap:
-                await self._look()
-            if self._reconnects != self._connection.reconnects:  # the consumer may be gone
-                await self.close()
-            self._arrived.clear()
-            await self._ask()
-            left = min(until - clock(), HEARTBEAT)
-            if left <= 0:
-                return []
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), left)
-            if clock() - self._last_heard > 3 * HEARTBEAT:
-                await self.close()
-        messages = list(self._messages)
-        self._messages.clear()
-        await self._ask()
-        return messages
-
-    async def _ask(self) -> None:
-        """Request more messages before the last request is used up."""
+        if self._consumer is not None and clock() - self._last_heard > 3 * HEARTBEAT:
+            await self.close()
         if self._consumer is None:
             await self._open()
         if self._requested < BATCH // 2:
-            nanoseconds = 1_000_000_000
             request = {
                 "batch": BATCH,
-                "expires": int(EXPIRES * nanoseconds),
-                "idle_heartbeat": int(HEARTBEAT * nanoseconds),
+                "expires": int(EXPIRES * NANOSECONDS),
+                "idle_heartbeat": int(HEARTBEAT * NANOSECONDS),
             }
             self._requested += BATCH
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
             await self._connection.send(subject, json.dumps(request).encode(), self._inbox)
 
     async def _open(self) -> None:
-        name = f"reader-{secrets.token_hex(6)}"
-        config = {
-            "name": name,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self.sequence + 1,
-            "ack_policy": "none",
-            "max_deliver": -1,
-            "replay_policy": "instant",
-            "inactive_threshold": 300_000_000_000,
-            "num_replicas": 1,
-            "mem_storage": True,
-        }
-        request = {"stream_name": self._stream, "config": config, "action": "create"}
-        self._inbox = f"{self._connection.inbox}.{name}"
+        config = self._config()
+        name = config["name"]
+        request = {"stream_name": self._stream, "config": config, "action": ""}
+        self._inbox = f"{self._connection.inbox}.{name}-{secrets.token_hex(4)}"
         self._subscription = await self._connection.subscribe(self._inbox, self._take)
         subject = f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}"
         try:
@@ -121,51 +73,157 @@ class Reader:
         except BrokerError:
             await self.close()
             raise
-        self._consumer, self._requested, self._reconnects = name, 0, self._connection.reconnects
+        self._consumer, self._requested = name, 0
         self._last_heard = asyncio.get_running_loop().time()
 
     async def _take(self, message: Any) -> None:
-        if not message.reply.startswith("$JS.ACK."):
-            await self._status(message)
+        if message.reply.startswith("$JS.ACK."):
+            self._last_heard = asyncio.get_running_loop().time()
+            self._requested -= 1
+            self._message(message)
             return
-        self._last_heard = asyncio.get_running_loop().time()
-        sequence = message.metadata.sequence.stream
-        self._requested -= 1
-        if self._consumer is None or self._gap or sequence <= self.sequence:
-            return
-        if sequence != self.sequence + 1:
-            self._gap = True
-            self._arrived.set()
-            return
-        self.sequence = sequence
-        self._messages.append(Message(sequence, message.subject, message.data))
-        self._arrived.set()
-
-    async def _status(self, message: Any) -> None:
-        """Handle a heartbeat (100), the end of a request (408), or an error: the consumer is gone."""
         status = (message.headers or {}).get("Status")
-        if status not in ("100", "408"):
+        if status in ("100", "408"):  # a heartbeat, the end of a request
+            self._last_heard = asyncio.get_running_loop().time()
+        else:  # the consumer is gone
             await self.close()
             await asyncio.sleep(0.1)
-        else:
-            self._last_heard = asyncio.get_running_loop().time()
         if status != "100":
             self._requested = 0
-            self._arrived.set()
-
-    async def _look(self) -> None:
-        """Read a skipped message again; skip it only if the broker does not have it."""
-        await self.close()
-        missing = await self._connection.get(self._stream, self.sequence + 1)
-        self._gap = False
-        if missing is None:
-            state = (await self._connection.call(f"$JS.API.STREAM.INFO.{self._stream}"))["state"]
-            self.sequence = max(self.sequence + 1, state["first_seq"] - 1)
+            self.arrived.set()
 
     async def close(self) -> None:
-        """Drop the consumer; the next read creates a new one."""
+        """Drop the consumer; the next request creates a new one."""
         if self._subscription is not None:
             with contextlib.suppress(Exception):
                 await self._subscription.unsubscribe()
         self._subscription = self._consumer = None
         self._requested = 0
+
+
+class LogReader(Pull):
+    """The entries of the log, or of another stream, after ``sequence``."""
+
+    def __init__(self, connection: Connection, sequence: int, stream: str | None = None) -> None:
+        super().__init__(connection, stream or connection.subjects.log)
+        self.sequence = sequence
+        self._messages: deque[Message] = deque()
+        self._gap = False
+        """Whether a sequence number was skipped."""
+        self.behind = True
+        """Whether the log had more entries when the last one arrived."""
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "name": f"reader-{secrets.token_hex(6)}",
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self.sequence + 1,
+            "ack_policy": "none",
+            "max_deliver": -1,
+            "replay_policy": "instant",
+            "inactive_threshold": 60 * NANOSECONDS,
+            "num_replicas": 1,
+            "mem_storage": True,
+        }
+
+    async def next(self, wait: float) -> list[Message]:
+        """The entries that have arrived; an empty list after ``wait`` seconds."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + wait
+        while not self._messages:
+            if self._gap:
+                await self._look()
+            self.arrived.clear()
+            await self.request()
+            left = min(until - clock(), HEARTBEAT)
+            if left <= 0:
+                self.behind = False
+                return []
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.arrived.wait(), left)
+        messages = list(self._messages)
+        self._messages.clear()
+        await self.request()
+        return messages
+
+    def _message(self, message: Any) -> None:
+        sequence, pending = _numbers(message.reply)
+        if self._consumer is None or self._gap or sequence <= self.sequence:
+            return
+        if sequence != self.sequence + 1:
+            self._gap = True
+        else:
+            self.sequence, self.behind = sequence, pending > 0
+            self._messages.append(Message(sequence, message.subject, message.data))
+        self.arrived.set()
+
+    async def _look(self) -> None:
+        """Read a skipped entry again; skip it only if the stream's leader does not have it."""
+        await self.close()
+        missing = await self._connection.stored(self._stream, self.sequence + 1)
+        self._gap = False
+        if missing is None:
+            state = (await self._connection.call(f"$JS.API.STREAM.INFO.{self._stream}"))["state"]
+            self.sequence = max(self.sequence + 1, state["first_seq"] - 1)
+
+
+def _numbers(reply: str) -> tuple[int, int]:
+    """The sequence number of a delivered message, and how many follow, from the subject to acknowledge it.
+
+    $JS.ACK.STREAM.CONSUMER.DELIVERED.SEQUENCE.….TIME.PENDING; newer brokers put DOMAIN.ACCOUNT before STREAM.
+    """
+    parts = reply.split(".")
+    first = 5 if len(parts) < 11 else 7
+    return int(parts[first]), int(parts[first + 3])
+
+
+class Requests(Pull):
+    """The requests of clients: ``take(subject, data)`` is called with each, then ``answer()``."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        take: Callable[[str, bytes], None],
+        answer: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(connection, connection.subjects.asks)
+        self._take_request, self._answer = take, answer
+        self._answered: list[str] = []
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "name": "server",
+            "durable_name": "server",
+            "deliver_policy": "all",
+            "ack_policy": "explicit",
+            "ack_wait": 30 * NANOSECONDS,
+            "max_ack_pending": 1 << 20,
+            "replay_policy": "instant",
+        }
+
+    async def _open(self) -> None:
+        """Start anew: requests that a former server was given and did not remove are delivered again."""
+        try:
+            await self._connection.call(f"$JS.API.CONSUMER.DELETE.{self._stream}.server")
+        except BrokerError as error:
+            if not error.code:
+                raise
+        await super()._open()
+
+    def _message(self, message: Any) -> None:
+        self._take_request(message.subject, message.data)
+        self._answered.append(message.reply)
+        self.arrived.set()
+
+    async def work(self) -> None:
+        """Hand over requests as they arrive, until this is cancelled."""
+        while True:
+            self.arrived.clear()
+            await self.request()
+            answered, self._answered = self._answered, []
+            for reply in answered:
+                await self._connection.send(reply, b"+ACK")
+            if answered:
+                await self._answer()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.arrived.wait(), HEARTBEAT)

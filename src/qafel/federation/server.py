@@ -1,49 +1,45 @@
-"""The server of a federation: it reads the upload log, processes it, writes increments and saves itself.
+"""The server of a federation: it leads, reads the log and has it processed, evaluates, and ends the training.
 
-    read      uploads after the last one that was processed, in order
-    publish   the increments of each step; version t + 1 only after version t, only by the leader of this term
-    save      the state with the number of the last upload in it; then the log below may be purged
-
-A server that was killed starts from the last checkpoint, reads the same uploads and arrives at the same
-bytes. Increments that are in the broker already are compared, not written twice.
+A server that was killed starts from the last checkpoint and its journal, reads the same entries and arrives
+at the same bytes. Increments that are in the broker already are compared, not written twice.
 """
 
 import asyncio
 import contextlib
+import functools
 import random
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from qafel.config import Job
-from qafel.errors import BrokerError, DivergenceError, FencedError, FrameError, StateError
-from qafel.federation import objects
-from qafel.federation.checkpoints import Checkpoints
+from qafel.errors import BrokerError, ConfigError, FencedError, FrameError, StateError
+from qafel.federation.broker_errors import CLOSED, NO_SPACE, Message
+from qafel.federation.checkpoints import Checkpoints, Record
+from qafel.federation.entries import Decision, Stop
 from qafel.federation.increments import Increments
-from qafel.federation.leader import LEASE, RENEW, Leadership
-from qafel.federation.leases import Journal, LeaseDesk
-from qafel.federation.monitoring import Metrics, Monitor
-from qafel.federation.nats import CLOSED, Connection, Message
-from qafel.federation.objects import Manifest, Sweeper, is_manifest, open_store
+from qafel.federation.leader import Leadership
+from qafel.federation.leases import Ask, Done, LeaseDesk
+from qafel.federation.monitoring import Metrics, Monitor, Notice
+from qafel.federation.nats import Connection
 from qafel.federation.plan import Plan, write_welcome
-from qafel.federation.reader import Reader, open_log
+from qafel.federation.processor import Processor, patiently
+from qafel.federation.reader import LogReader, Requests
+from qafel.federation.startup import find_skips, load_state, remove_finished
 from qafel.federation.state import FederationState, warm_up
+from qafel.federation.streams import max_entries, open_keys, open_log, open_streams
 from qafel.federation.subjects import owner
+from qafel.federation.waiting import in_thread, unless
 from qafel.runs.folder import RunFolder
-from qafel.server import Accepted, Stepped
 from qafel.vectors import Vector
-from qafel.wire import Rejected
 
 Evaluate = Callable[[Vector], dict[str, float]]
 """Named metrics of a model on held-out samples."""
 CHECKPOINT_SHARE = 0.1
 """At most this share of the time is spent on checkpoints."""
-SWEEP_SECONDS = 600.0
-MIN_SNAPSHOT_SECONDS = 5.0
-"""The shortest time between two snapshots that clients ask for."""
 MAX_REFUSALS = 8
 """Give up after this many consecutive refusals of the broker."""
+STANDBY_PATIENCE = 20.0
+TICK = 0.25
 
 
 class FederationServer:
@@ -56,37 +52,30 @@ class FederationServer:
         x: Vector,
         connection: Connection,
         folder: RunFolder,
+        leadership: Leadership,
         *,
         evaluate: Evaluate | None = None,
         standby: bool = False,
-        journal: Journal = lambda event, **fields: None,  # noqa: ARG005
+        key: bytes | None = None,
+        notice: Notice = lambda event, **fields: None,  # noqa: ARG005
         at: Callable[[str], None] = lambda step: None,  # noqa: ARG005
     ) -> None:
         self.plan, self.job, self.folder, self.metrics = plan, job, folder, Metrics()
-        self._x, self._connection, self._standby = x, connection, standby
-        self._evaluate_model, self._journal, self._at = evaluate, journal, at
-        self._leadership = Leadership(connection)
+        self._x, self._connection, self._standby, self._key = x, connection, standby, key
+        self._evaluate_model, self._notice, self._at = evaluate, notice, at
+        self._leadership = leadership
         self._checkpoints = Checkpoints(connection, folder)
-        self._desk = LeaseDesk(plan, self.metrics, journal)
-        self._monitor = Monitor(plan.name, connection, self.metrics)
+        self._monitor = Monitor(connection, self.metrics)
         self._state: FederationState | None = None
-        self._unpublished: deque[Stepped] = deque()
-        self._unsaved_pieces = False
-        """Whether an upload in pieces was processed since the last checkpoint."""
-        self._used: list[tuple[int, Manifest]] = []
-        """Uploads in pieces since the last checkpoint; the pieces are removed with the log."""
-        self._done: list[tuple[int, Manifest]] = []
-        """Uploads in pieces before the last checkpoint."""
-        self._sweeper = Sweeper(connection)
-        self._saved_at = self._swept_at = time.monotonic()
-        self._asked_at = 0.0
-        """When a snapshot was last written because a client asked."""
-        self._cost = 0.0
-        """Seconds that the last checkpoint took."""
+        self._pending: list[Message] = []
+        """Entries that were read and wait until an evaluation is done."""
+        self._read_at = 0.0
+        """When the log was last read to its end."""
+        self._reason: str | None = None
+        """Why the server has asked the log to end the training."""
         self._leads = False
-        self._reader: Reader | None = None
-        self._saved_sequence = -1
-        """The last upload of the newest checkpoint."""
+        self.stopping = asyncio.Event()
+        """Set to stop: the entries at hand are processed and saved, and another server may take over."""
         self.metrics.ready = self._not_ready
 
     def _not_ready(self) -> str | None:
@@ -95,255 +84,262 @@ class FederationServer:
             return "it does not lead"
         return None if self._connection.is_connected else "the broker cannot be reached"
 
-    async def run(self) -> FederationState:
-        """Run until the training has ended; FencedError if another server takes over."""
-        wait, refusals = 0.1, 0
-        while True:
-            try:
-                await self._prepare()
-                refusals = 0
-                requests = await self._connection.subscribe(
-                    self._connection.subjects.ask(), self._desk.answer
-                )
-                try:
-                    await self._while_leading(self._work())
-                finally:
-                    with contextlib.suppress(Exception):
-                        await requests.unsubscribe()
-                return self.state
-            except FencedError:
-                self._leads = False
-                self._journal("fenced")
-                raise
-            except DivergenceError:
-                with contextlib.suppress(BrokerError):
-                    await self._connection.publish(self._connection.subjects.public("done"), b"diverged")
-                raise
-            except BrokerError as error:
-                self._leads = False
-                self._journal("broker", detail=str(error))
-                refusals += bool(error.code)
-                if refusals > MAX_REFUSALS or error.code == CLOSED:
-                    raise
-            await asyncio.sleep(wait * random.uniform(0.5, 1))
-            wait = min(2 * wait, 2.0)
-
     @property
     def state(self) -> FederationState:
-        """The state after the uploads so far."""
+        """The state after the entries so far."""
         if self._state is None:
             raise StateError("the server has not started")
         return self._state
 
-    async def _while_leading(self, work: Any) -> None:
-        """Do the work and renew the leadership; when one fails, both end."""
-        tasks = [asyncio.create_task(work), asyncio.create_task(self._renew())]
+    async def run(self) -> FederationState | None:
+        """Run until the training has ended and return the state; None if ``stopping`` was set before.
+
+        FencedError if another server takes over.
+        """
+        wait, refusals = 0.1, 0
+        living = asyncio.create_task(self._live())
+        try:
+            while not self.stopping.is_set():
+                try:
+                    if not await unless(self.stopping, self._prepare()):
+                        return None
+                    wait, refusals = 0.1, 0
+                    await self._while_leading()
+                    return self.state if self.state.tracker.reason is not None else None
+                except BrokerError as error:
+                    # a write that was refused (a code) may mean that the broker has lost its newest messages
+                    fenced = isinstance(error, FencedError) and not error.code
+                    self._notice("fenced" if fenced else "broker", detail=str(error))
+                    refusals += bool(error.code) and error.code not in NO_SPACE
+                    if fenced or refusals > MAX_REFUSALS or error.code == CLOSED:
+                        raise
+                finally:
+                    self._leads = False
+                await unless(self.stopping, asyncio.sleep(wait * random.uniform(0.5, 1)))
+                wait = min(2 * wait, 2.0)
+            return None  # what was processed is in the journal
+        finally:
+            living.cancel()
+            await self._leadership.release()
+            self._checkpoints.journal.close()
+
+    async def _while_leading(self) -> None:
+        """Work, answer and report; when one of them fails, all end."""
+        requests = Requests(self._connection, self._request, self._processor.answer)
+        work = asyncio.create_task(self._work())
+        tasks = {
+            work,
+            asyncio.create_task(requests.work()),
+            asyncio.create_task(self._tick()),
+            asyncio.create_task(self._fenced()),
+        }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            for task in sorted(done, key=lambda task: task is not work):
                 task.result()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await requests.close()
+            await self._reader.close()
 
-    async def _renew(self) -> None:
+    async def _fenced(self) -> None:
+        await self._leadership.lost.wait()
+        raise FencedError("another server has taken over")
+
+    async def _live(self) -> None:
+        """Give signs of life, also while the server starts: it may have much to load and to save."""
         while True:
-            await asyncio.sleep(RENEW)
-            await self._leadership.renew()
-            self._report()
+            self._leadership.alive()
+            await asyncio.sleep(TICK)
+
+    async def _tick(self) -> None:
+        """Four times a second: leases; every second: a status for those who watch."""
+        count = 0
+        while True:
+            if self._connection.reconnects != self._reconnects:
+                raise BrokerError("the connection was lost; what the broker has is checked again")
+            self._desk.expire(self._read_at)
+            await self._processor.answer()
+            if count % 4 == 0:
+                self._report()
+            count += 1
+            await asyncio.sleep(TICK)
 
     def _report(self) -> None:
-        desk, term = self._desk, self._leadership.term
-        desk.leases.expire(time.monotonic())
-        self._monitor.report(self.state, leases=len(desk.leases), term=term, ended=desk.ended)
+        self._monitor.report(self.state, self._desk, self._leadership.term, ended=self._desk.ended)
+
+    def _request(self, subject: str, data: bytes) -> None:
+        """Take the request of a client; one that cannot be read is ignored."""
+        client = owner(subject)
+        with contextlib.suppress(FrameError):
+            ask = Ask.from_bytes(data)
+            if client is not None:
+                self.metrics.add("resyncs_total", ask.resyncs)
+                self._desk.asked(client, ask, time.monotonic())
+
+    # --- starting ---
 
     async def _prepare(self) -> None:
         """Take the leadership, load the state, and make sure that the streams exist."""
-        connection, plan, job = self._connection, self.plan, self.job
-        await open_store(connection, plan.replicas, patience=4 * LEASE if self._standby else 0.0)
-        term = await self._leadership.take(standby=self._standby, again=self._state is not None)
-        self._standby = False
-        self._journal("leads", term=term)
+        connection, plan, job, first = self._connection, self.plan, self.job, self._state is None
+        self._reconnects = connection.reconnects
+        if self._checkpoints.journal.unwritten:
+            await patiently(self._checkpoints.journal.write, self._notice)
+        existed = await open_keys(connection, plan.replicas, patience=STANDBY_PATIENCE * self._standby)
+        if self._standby and not existed:
+            if self._leadership.seen:
+                raise self._leadership.no_copy()
+            raise ConfigError(
+                f"the broker has no federation {plan.name!r}; start its server without --standby first"
+            )
+        if first and not self._standby:
+            await remove_finished(connection, self.folder, plan.replicas)
+        waits = functools.partial(self._notice, "waits while another server leads")
+        term = await self._leadership.take(standby=self._standby, again=not first, waits=waits)
+        self._notice("leads", term=term)
         await self._checkpoints.lead(term)
         await write_welcome(connection, job, plan)
-        self._increments = Increments(connection, term, self._leadership.holder)
-        first = self._state is None
-        if self._state is None:
-            states = [FederationState(plan, job, self._x)]
-            states += await self._checkpoints.states(plan, job, self._increments, self._journal)
-            self._state = max(states, key=lambda state: state.sequence)
+        increments = Increments(connection, term, self._leadership.holder)
+        if first:
+            self._state = await load_state(
+                self._checkpoints,
+                increments,
+                plan,
+                job,
+                self._x,
+                self._key,
+                self._notice,
+                standby=self._standby,
+            )
+            self._desk = LeaseDesk(self.state, 0, max_entries(self.state.server.frame_limit))
             await asyncio.to_thread(warm_up, job)
-        state = self._desk.state = self._state
+        state, self._standby = self.state, False
         state.tracker.folder = self.folder
-        await self._increments.open(plan.replicas, state.server)
-        self._unpublished.clear()  # ``open`` has written them
-        await open_log(connection, plan, state.sequence, state.server.frame_limit)
+        await open_streams(connection, plan.replicas, state.server.frame_limit)
+        await increments.open(plan.replicas, state.server)
+        again = await open_log(connection, state, plan.replicas)
+        if again is not None:
+            self._notice("the log lost its tail", processed=state.sequence, again=again + 1)
+            state.rewind(again)
+            self._checkpoints.journal.unwritten.append(Record(state.folded, again, "", b""))
         if first:
             self.folder.truncate(0)
             for point in state.tracker.points:
                 self.folder.append(point)
-        await self._checkpoints.save(state.state())
-        self._saved_sequence = state.sequence
-        await self._increments.snapshot(state.server)
-        if self._reader is not None:
-            await self._reader.close()
-        self._reader = Reader(connection, connection.subjects.uploads, state.sequence)
-        self._leads, self._since, self._desk.version = True, time.monotonic(), self._increments.last
+        await self._start(increments)
         uploads = state.tracker.totals.uploads
-        self._journal("ready", version=state.server.version, sequence=state.sequence, uploads=uploads)
+        self._notice("ready", version=state.server.version, sequence=state.sequence, uploads=uploads)
+        await connection.send(connection.subjects.live, b"")  # clients that wait for an answer ask again
+
+    async def _start(self, increments: Increments) -> None:
+        """Save a checkpoint, and read on after it."""
+        connection, state = self._connection, self.state
+        self._desk.reopen(increments.last)
+        self._processor = Processor(
+            connection,
+            state,
+            self._checkpoints,
+            increments,
+            self._desk,
+            self._monitor,
+            skips=await find_skips(connection, state.sequence),
+            notice=self._notice,
+            at=self._at,
+        )
+        await self._processor.save(again=True)
+        self._reader, self._pending = LogReader(connection, state.sequence), []
+        self._leads, self._since = True, time.monotonic()
+        if self._reason is not None and state.tracker.reason is None:
+            await self._stop(self._reason)  # the broker may not have it
+
+    # --- working ---
 
     async def _work(self) -> None:
-        state, tracker = self.state, self.state.tracker
+        tracker, processor = self.state.tracker, self._processor
         await self._evaluate()
         while tracker.reason is None:
+            if self.stopping.is_set():
+                await processor.save()
+                await self._leadership.resign()
+                self._notice("resigned", uploads=tracker.totals.uploads, version=self.state.server.version)
+                return
             await self._read()
-            await self._publish()
-            self._advance()
-            pause = max(self.plan.checkpoint_seconds, self._cost / CHECKPOINT_SHARE)
-            if time.monotonic() - self._saved_at >= pause:
-                await self._save()
-            if time.monotonic() - self._swept_at > SWEEP_SECONDS:
-                await self._sweep()
-        await self._publish()
+            await self._commit()
+            await self._evaluate()
+            pause = max(self.state.plan.checkpoint_seconds, processor.cost / CHECKPOINT_SHARE)
+            if self._desk.purge_wanted:  # half of the time is the most that a client can make it spend
+                pause = min(pause, processor.cost)
+            if time.monotonic() - processor.saved_at >= pause:
+                await processor.save()
         await self._evaluate()
-        await self._save()
-        await self._connection.publish(self._connection.subjects.public("done"), tracker.reason.encode())
-        self._desk.ended = True
-        await self._leadership.resign()
-        self._report()
-        uploads = tracker.totals.uploads
-        self._journal("done", reason=tracker.reason, uploads=uploads, version=state.server.version)
-
-    def _advance(self) -> None:
-        """Tell the tracker how much time has passed, restarts included."""
-        now, tracker = time.monotonic(), self.state.tracker
-        tracker.totals.in_flight = len(self._desk.leases)
-        tracker.advance(tracker.totals.time + now - self._since)
-        self._since = now
+        await processor.save()
+        await self._end(tracker.reason)
 
     async def _read(self) -> None:
-        """Process the uploads that have arrived; each step is published before the next upload."""
-        if self._reader is None:
-            return
-        left = self.plan.checkpoint_seconds - (time.monotonic() - self._saved_at)
-        messages = await self._reader.next(min(1.0, max(0.05, left)))
+        """Process the entries that have arrived, up to the next evaluation."""
+        tracker = self.state.tracker
+        left = self.state.plan.checkpoint_seconds - (time.monotonic() - self._processor.saved_at)
+        messages = self._pending or await self._reader.next(min(TICK, max(0.02, left)))
+        self._pending = []
         if messages:
             self._at("after read")
-        for message in messages:
-            await self._take(message)
-            await self._publish()
-            if self.state.tracker.reason is not None:
-                break
+        for k, message in enumerate(messages):
+            await self._processor.take(message)
+            if tracker.reason is not None:
+                return
+            if k % 16 == 15:
+                await asyncio.sleep(0)  # requests and signs of life do not wait for the whole batch
+            if tracker.evaluation_due or self.stopping.is_set():
+                self._pending = messages[k + 1 :]
+                return
+        if not self._reader.behind:
+            self._read_at = time.monotonic()
 
-    async def _take(self, message: Message) -> None:
-        state, client = self.state, owner(message.subject)
-        frame: bytes | FrameError = message.data
-        if is_manifest(message.data) and client is not None:
-            frame = await self._read_pieces(client, message.data)
-        for event in state.take(message.sequence, client, frame):
-            if isinstance(event, Accepted):
-                self._desk.leases.release(event.client, event.task, time.monotonic())
-                self.metrics.staleness[event.staleness] += 1
-                self.metrics.add("uploads_accepted_total")
-            elif isinstance(event, Stepped):
-                self._unpublished.append(event)
-                self.metrics.add("bytes_down_total", len(event.frame))
-            elif isinstance(event, Rejected):
-                self.metrics.add("uploads_rejected_total", reason=event.reason)
-                self._journal("rejected", reason=event.reason, detail=event.detail, client=client)
-        self.metrics.add("bytes_up_total", 0 if isinstance(frame, FrameError) else len(frame))
-        if state.tracker.reason is None:
-            await self._evaluate()
-
-    async def _read_pieces(self, client: int, data: bytes) -> bytes | FrameError:
-        """An upload from its pieces; FrameError if they cannot be read though the broker answers."""
-        root = self._connection.subjects.chunk(client, "object")
-        self._unsaved_pieces = True
-        for attempt in range(3):
-            try:
-                manifest = Manifest.from_bytes(data)
-                frame = await objects.get(self._connection, root, manifest, self.state.server.frame_limit)
-            except FrameError as error:
-                return error
-            except BrokerError as error:
-                await self._connection.call(f"$JS.API.STREAM.INFO.{self._connection.subjects.objects}")
-                if attempt == 2:
-                    return FrameError(f"its pieces cannot be read: {error}")
-            else:
-                self._used.append((client, manifest))
-                return frame
-        return FrameError("its pieces cannot be read")
-
-    async def _publish(self) -> None:
-        """Publish the increments of the steps so far.
-
-        The result of an upload in pieces depends on pieces that its client can still change: a checkpoint is
-        saved first. Without broadcast, a snapshot that is due precedes its increment: whoever reads the
-        stream finds a snapshot that is no more than a quarter of a model behind.
-        """
-        if self._unpublished and self._unsaved_pieces:
-            await self._checkpoints.save(self.state.state())
-            self._unsaved_pieces = False
-        while self._unpublished:
-            self._at("before publish")
-            version, frame = self._unpublished[0].version, self._unpublished[0].frame
-            if self.plan.downlink != "broadcast" and self._increments.due(self.state.server, len(frame)):
-                await self._snapshot(size=len(frame))
-            await self._increments.publish(version, frame)
-            self._unpublished.popleft()
-            self._desk.version = self._increments.last
-            self._at("after publish")
-
-    async def _snapshot(self, *, size: int | None = None, asked: bool = False) -> None:
-        if await self._increments.snapshot(self.state.server, size=size, asked=asked):
-            self.metrics.add("snapshots_total")
-
-    async def _save(self) -> None:
-        """Save a checkpoint and remove what it makes superfluous."""
-        state, subjects = self.state, self._connection.subjects
-        self._saved_at = time.monotonic()
-        asked = self._desk.snapshot_wanted or self._increments.damaged
-        asked = asked and self._saved_at - self._asked_at > MIN_SNAPSHOT_SECONDS
-        ended = state.tracker.reason is not None
-        if state.sequence == self._saved_sequence and not ended and not asked:
-            return
-        self._advance()
-        self._at("before checkpoint")
-        await self._checkpoints.save(state.state())
-        self._at("after checkpoint")
-        self._cost = time.monotonic() - self._saved_at
-        self.metrics.add("checkpoints_total")
-        self.metrics.add("checkpoint_seconds_total", self._cost)
-        self._unsaved_pieces = False
-        self._at("before purge")
-        before, self._saved_sequence = self._saved_sequence, state.sequence
-        await self._connection.purge(subjects.uploads, below=before + 1)  # the previous one needs the rest
-        gone, self._done, self._used = self._done, self._used, []
-        if ended:
-            gone, self._done = [*gone, *self._done], []
-        for client, manifest in gone:
-            await objects.remove(self._connection, subjects.chunk(client, "object"), manifest)
-        await self._snapshot(asked=asked or ended)
-        if asked:
-            self._desk.snapshot_wanted, self._asked_at = False, self._saved_at
-        self._at("after purge")
-        self._saved_at = time.monotonic()
+    async def _commit(self) -> None:
+        """Let everybody know what was processed; note how much time has passed, restarts included."""
+        await self._processor.commit()
+        now, tracker, limit = time.monotonic(), self.state.tracker, self.state.plan.time_limit
+        tracker.totals.in_flight = self._desk.in_flight
+        tracker.advance(tracker.totals.time + now - self._since)
+        self._since = now
+        if self._reason is None and limit is not None and tracker.totals.time >= limit:
+            await self._stop("time limit")
 
     async def _evaluate(self) -> None:
         """Evaluate the model if it is due."""
-        tracker = self.state.tracker
+        state, tracker = self.state, self.state.tracker
         if self._evaluate_model is None or not tracker.evaluation_due:
             return
-        metrics = await asyncio.to_thread(self._evaluate_model, self.state.server.x.copy())
-        self._advance()
-        point = tracker.evaluated(metrics)
-        smoothed = {name: round(value, 4) for name, value in point.smoothed.items()}
-        self._journal("evaluated", uploads=point.uploads, **smoothed)
+        if self._reason is not None and tracker.reason is None:
+            return  # the log will end the training
+        await self._commit()
+        metrics = await in_thread(self._evaluate_model, state.server.x.copy())
+        await self._commit()
+        reason = state.evaluated(metrics)
+        if reason is not None and self._reason is None:
+            await self._stop(reason)
+        if tracker.points:
+            smoothed = {name: round(value, 4) for name, value in tracker.points[-1].smoothed.items()}
+            self._notice("evaluated", uploads=tracker.points[-1].uploads, **smoothed)
 
-    async def _sweep(self) -> None:
-        """Remove pieces that were not announced for a while."""
-        used = {manifest.digest for _, manifest in (*self._used, *self._done)}
-        for root in await self._sweeper.sweep(used | self._increments.digests | self._checkpoints.digests):
-            self._journal("orphan", subject=root)
-        self._swept_at = time.monotonic()
+    async def _stop(self, reason: str) -> None:
+        """Ask the log to end the training; it ends when this is read there."""
+        self._reason, subject = reason, self._connection.subjects.entry("server")
+        await self._connection.publish(subject, Decision(Stop(reason[:300])).to_bytes())
+
+    async def _end(self, reason: str) -> None:
+        """Say that the training has ended, once the result is stored."""
+        await self._processor.snapshot(asked=True)
+        done = Done(reason, self.state.decided).to_bytes()
+        if len(done) > self._connection.max_payload - 4096:
+            done = Done(reason, {}).to_bytes()
+        await self._connection.publish(self._connection.subjects.public("done"), done)
+        self._desk.end(reason)
+        await self._processor.answer()
+        self._report()
+        await self._monitor.store()
+        await self._leadership.resign()
+        uploads = self.state.tracker.totals.uploads
+        self._notice("done", reason=reason, uploads=uploads, version=self.state.server.version)

@@ -1,11 +1,15 @@
-"""The server's state as a fold over the upload log: the same messages in the same order give the same bytes.
+"""The server's state as a fold over the log: the same entries in the same order give the same bytes.
 
-This module uses neither a clock nor the network. A server that continues from ``state()`` and reads on after
-``sequence`` takes the same steps to the same increments, to the bit.
+This module uses neither a clock nor the network. A server that continues from ``state()`` and reads on takes
+the same steps to the same increments, to the bit.
+
+An upload is *decided* once: it is counted, or rejected for a reason that its client is told. What cannot be
+read, or carries no token of a lease, is rejected and decides nothing: its sender sends again, or has no
+business here.
 """
 
 import contextlib
-import math
+import secrets
 import warnings
 from typing import Any, ClassVar
 
@@ -13,75 +17,251 @@ import msgspec
 import numpy as np
 
 from qafel import wire
-from qafel.buffer import Buffer
+from qafel.buffer import BoundedBuffer
 from qafel.client import Client
 from qafel.config import Job
-from qafel.errors import FrameError, QafelError, QafelWarning, StateError
+from qafel.errors import ConfigError, DivergenceError, FrameError, QafelError, QafelWarning, StateError
+from qafel.federation.entries import KEY_BYTES, Change, Decision, Report, Skip, Stop, Upload, is_token
 from qafel.federation.plan import Plan
-from qafel.quantizers import Quantizer
-from qafel.runs.tracker import Totals, Tracker
+from qafel.federation.reports import combined, remember
+from qafel.runs.tracker import TARGET, Totals, Tracker, reached
 from qafel.server import Accepted, Event, Server
+from qafel.tasks.settings import checked
 from qafel.vectors import Vector
 from qafel.wire import Rejected, Update
 
+WINDOW = 10
+"""Norms of the last 10·K updates decide what is too large."""
+CHANGEABLE = (
+    "uploads",
+    "target",
+    "byte_budget",
+    "time_limit",
+    "max_norm",
+    "concurrency",
+    "rest_seconds",
+    "lease_seconds",
+)
+"""The settings that an operator may change while a federation runs."""
 
-class NormBuffer(Buffer):
-    """A buffer that refuses updates whose norm exceeds ``max_norm``."""
 
-    def __init__(self, quantizer: Quantizer, size: int, max_norm: float) -> None:
-        super().__init__(quantizer, size)
-        self.max_norm = max_norm
+class Decided(msgspec.Struct, frozen=True, array_like=True):
+    """What became of the newest decided task of a client."""
 
-    def add(self, update: Update, weight: float) -> None:
-        """sum ← sum + w·Δ; FrameError if ‖Δ‖ exceeds ``max_norm``."""
-        with np.errstate(all="ignore"):
-            delta = self.quantizer.decode(update.payload, self.sum.size)
-            norm = math.sqrt(float(np.square(delta, dtype=np.float64).sum()))
-            if not norm <= self.max_norm:
-                raise FrameError(f"the update has norm {norm:.3g}; max_norm is {self.max_norm:g}")
-            self.sum += np.float32(weight) * delta
-        self.count += 1
+    task: int = -1
+    reason: str = ""
+    """Empty: it was counted; otherwise why it was rejected."""
+    frame: int = 0
+    """The fingerprint of its frame."""
 
 
 class _Saved(wire.Sealed, frozen=True):
     MAGIC: ClassVar[bytes] = b"QP"
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 4
 
+    key: bytes
     sequence: int
+    tail: int
+    folded: int
     server: bytes
     totals: Totals
+    decided: dict[int, Decided]
+    changes: dict[str, Any]
+    reports: dict[int, Report]
 
 
 class FederationState:
-    """The server of a federation after the uploads so far, and the tracker of its run."""
+    """The server of a federation after the entries so far, and the tracker of its run."""
 
-    def __init__(self, plan: Plan, job: Job, x: Vector) -> None:
-        self.plan, self.job = plan, job
-        self.server = Server(job, x, **_options(plan, job))
-        self.tracker = Tracker(plan)
+    def __init__(self, plan: Plan, job: Job, x: Vector, key: bytes | None = None) -> None:
+        self._start(plan, job, key or secrets.token_bytes(KEY_BYTES))
+        self.server = Server(job, x, aggregator=self._buffer(), drop_divergent=True)
+
+    def _start(self, plan: Plan, job: Job, key: bytes) -> None:
+        self.plan, self.job, self.key = plan, job, key
         self.sequence = 0
-        """The sequence number of the last upload that is included."""
+        """The sequence number of the last entry that is included."""
+        self.tail = 0
+        """The fingerprint of that entry: it shows whether the broker still has it."""
+        self.folded = 0
+        """The number of entries so far; unlike ``sequence`` it never goes back."""
+        self.decided: dict[int, Decided] = {}
+        self._changes: dict[str, Any] = {}
+        self._reports: dict[int, Report] = {}
+        self.tracker = Tracker(_of_the_log(plan))
 
-    def take(self, sequence: int, sender: int | None, frame: bytes | FrameError) -> list[Event]:
-        """Process upload ``sequence`` of a client; a FrameError stands for a frame that cannot be read."""
-        self.sequence = sequence
-        if isinstance(frame, FrameError):
-            return [self._reject("missing_pieces", str(frame), sender)]
-        if sender is None:
-            events: list[Event] = [self._reject("wrong_sender", "the subject names no client", None)]
-        else:
-            events = self.server.receive(frame, sender)
-        accepted = any(isinstance(event, Accepted) for event in events)
-        self.tracker.received(len(frame), events, counts=accepted)
+    def _buffer(self) -> BoundedBuffer:
+        job, plan = self.job, self.plan
+        weighted = plan.max_samples if plan.weighting == "samples" else None
+        quantizer, window = job.quantizers()[0], WINDOW * job.buffer_size
+        return BoundedBuffer(quantizer, job.size, max_norm=plan.max_norm, window=window, max_samples=weighted)
+
+    def refusal(self, client: int | None, upload: Upload) -> Rejected | None:
+        """Why an upload is refused before its frame is read, or None."""
+        if client is None:
+            return Rejected("wrong_sender", "the subject names no client")
+        if not is_token(self.key, client, upload):
+            return Rejected("no_lease", f"task {upload.task} carries no token of a lease", client)
+        if upload.task <= self.last(client).task:
+            return Rejected("duplicate", f"task {upload.task} was decided before", client, upload.task)
+        return None
+
+    def last(self, client: int) -> Decided:
+        """What became of a client's newest task."""
+        return self.decided.get(client, Decided())
+
+    def take(
+        self,
+        sequence: int,
+        data: bytes,
+        client: int | None,
+        frame: bytes | FrameError | None = None,
+        upload: Upload | None = None,
+    ) -> list[Event]:
+        """Process an upload; ``frame`` is its frame where that was in pieces, or why it cannot be read.
+
+        ``upload`` is the upload in ``data``, where it was decoded before.
+        """
+        self._moved(sequence, data)
+        try:
+            upload = upload or Upload.from_bytes(data)
+            refused = self.refusal(client, upload)
+            if isinstance(frame, FrameError):
+                refused = refused or Rejected("missing_pieces", str(frame), client)
+        except FrameError as error:
+            refused = Rejected("malformed", str(error), client)
+        if (
+            refused is None
+            and client is not None
+            and upload is not None
+            and not isinstance(frame, FrameError)
+        ):
+            return self._decide(client, upload, upload.frame if frame is None else frame)
+        event = refused or Rejected("malformed", "the entry cannot be read", client)
+        self.server.rejections[event.reason] += 1
+        return [event]
+
+    def _decide(self, client: int, upload: Upload, frame: bytes) -> list[Event]:
+        """Count or reject an upload that has a lease."""
+        buffer = self.server.aggregator
+        if isinstance(buffer, BoundedBuffer):
+            buffer.samples = upload.samples
+        events = self._receive(client, upload, frame)
+        first = events[0] if events else None
+        reason = "" if isinstance(first, Accepted) else "the training diverged"
+        if isinstance(first, Rejected):
+            reason = f"{first.reason}: {first.detail}"
+        self.decided[client] = Decided(upload.task, reason, wire.fingerprint(frame))
+        if upload.downloaded:
+            models = 2 * self.server.hidden.snapshot_bytes(self.job.id)
+            self.tracker.downloaded(min(upload.downloaded, models))
+        self.tracker.received(len(frame), events, counts=not reason)
+        if not reason:
+            self._report(client, upload)
         return events
 
-    def _reject(self, reason: str, detail: str, client: int | None) -> Rejected:
+    def _receive(self, client: int, upload: Upload, frame: bytes) -> list[Event]:
+        try:
+            update = wire.decode(frame, self.server.frame_limit)
+        except FrameError:
+            return self.server.receive(frame, client)  # it says why
+        if isinstance(update, Update) and update.client == client:
+            if update.task != upload.task:
+                return [self._reject("no_lease", f"the lease is for task {upload.task}", update)]
+            if update.version < upload.version:
+                detail = f"the update starts from version {update.version}, its lease from {upload.version}"
+                return [self._reject("no_lease", detail, update)]
+        try:
+            return self.server.process(update, client)
+        except DivergenceError as error:
+            self.tracker.end(f"diverged: {error}")
+            return []
+
+    def _reject(self, reason: str, detail: str, update: Update) -> Rejected:
         self.server.rejections[reason] += 1
-        return Rejected(reason, detail, client)
+        return Rejected(reason, detail, update.client, update.task)
+
+    def _report(self, client: int, upload: Upload) -> None:
+        """Keep a client's evaluation; evaluate when it is due."""
+        if self.plan.evaluate_on != "clients":
+            return
+        remember(self._reports, client, upload.report)
+        if self.tracker.evaluation_due and self._reports:
+            means = combined(self._reports.values(), self.plan.held_out_samples)
+            self._reports = {}
+            self.evaluated(means)
+
+    def evaluated(self, metrics: dict[str, float]) -> str | None:
+        """Record an evaluation; return why the training should end, or None.
+
+        Evaluations of clients are in the log, so they end the training here; those of the server do not, and
+        the server writes its decision to the log.
+        """
+        try:
+            point = self.tracker.evaluated(metrics)
+            enough = len(self.tracker.points) > self.plan.smoothing
+            if self.plan.evaluate_on == "clients":
+                enough = enough and TARGET in point.smoothed  # what clients report is not ours to correct
+            reason = "target" if enough and reached([point], self.plan.target) else None
+        except DivergenceError as error:
+            reason = f"diverged: {error}"
+        if reason is not None and self.plan.evaluate_on == "clients":
+            self.tracker.end(reason)
+        return reason
+
+    def decide(self, sequence: int, data: bytes) -> str:
+        """Process a decision; return what it did."""
+        self._moved(sequence, data)
+        try:
+            decision = Decision.from_bytes(data).decision
+        except FrameError as error:
+            return f"a decision that cannot be read: {error}"
+        if isinstance(decision, Stop):
+            self.tracker.end(decision.reason)
+            return f"stop: {decision.reason}"
+        if isinstance(decision, Skip):
+            return f"skip entry {decision.sequence}"
+        try:
+            changed = change(self.plan, decision)
+        except ConfigError as error:
+            return f"a change that is refused: {error}"
+        self._changes |= decision.values
+        self._use(changed)
+        return "set " + ", ".join(f"{name} = {value}" for name, value in decision.values.items())
+
+    def skip(self, sequence: int, data: bytes) -> None:
+        """Pass over an entry, as an operator decided."""
+        self._moved(sequence, data)
+
+    def rewind(self, sequence: int) -> None:
+        """Continue after another entry: the broker has lost the last ones.
+
+        Entries that were processed before are met again; their tasks are decided, so they change nothing.
+        """
+        self.sequence, self.tail, self.folded = sequence, 0, self.folded + 1
+
+    def _moved(self, sequence: int, data: bytes) -> None:
+        self.sequence, self.tail, self.folded = sequence, wire.fingerprint(data), self.folded + 1
+
+    def _use(self, plan: Plan) -> None:
+        self.plan = plan
+        self.tracker.settings = _of_the_log(plan)
+        if isinstance(self.server.aggregator, BoundedBuffer):
+            self.server.aggregator.max_norm = plan.max_norm
 
     def state(self) -> bytes:
         """Everything that decides what happens next; ``from_state`` continues to the same bytes."""
-        return _Saved(self.sequence, self.server.state(), self.tracker.totals).to_bytes()
+        return _Saved(
+            self.key,
+            self.sequence,
+            self.tail,
+            self.folded,
+            self.server.state(),
+            self.tracker.totals,
+            self.decided,
+            self._changes,
+            self._reports,
+        ).to_bytes()
 
     @classmethod
     def from_state(cls, plan: Plan, job: Job, data: bytes) -> "FederationState":
@@ -91,20 +271,33 @@ class FederationState:
         except FrameError as error:
             raise StateError(f"not the checkpoint of a federation: {error}") from error
         state = cls.__new__(cls)
-        state.plan, state.job = plan, job
-        state.server = Server.from_state(saved.server, **_options(plan, job))
+        state._start(plan, job, saved.key)
+        state.server = Server.from_state(saved.server, aggregator=state._buffer(), drop_divergent=True)
         if state.server.job.id != job.id:
             raise StateError(f"the checkpoint belongs to job {state.server.job.id:016x}, not {job.id:016x}")
-        state.sequence = saved.sequence
-        state.tracker = Tracker(plan)
+        state.sequence, state.tail, state.folded = saved.sequence, saved.tail, saved.folded
+        state.decided, state._changes = saved.decided, saved.changes
+        state._reports = saved.reports
+        if saved.changes:
+            state._use(change(plan, Change(saved.changes)))
         state.tracker.totals = saved.totals
         return state
 
 
-def _options(plan: Plan, job: Job) -> dict[str, Any]:
-    if plan.max_norm is None:
-        return {}
-    return {"aggregator": NormBuffer(job.quantizers()[0], job.size, plan.max_norm)}
+def change(plan: Plan, decision: Change) -> Plan:
+    """The plan with changed settings; ConfigError if one cannot be changed, or has a wrong value."""
+    for name in decision.values:
+        if name not in CHANGEABLE:
+            raise ConfigError(
+                f"{name} cannot be changed while a federation runs; {', '.join(CHANGEABLE)} can"
+            )
+    known = {name: value for name, value in plan.values().items() if value is not None}
+    return checked(Plan, {**known, **decision.values}, "the change")
+
+
+def _of_the_log(plan: Plan) -> Plan:
+    """The plan without what a clock or an evaluation decides: such decisions are entries of the log."""
+    return msgspec.structs.replace(plan, target=None, time_limit=None)
 
 
 def warm_up(job: Job) -> None:
@@ -113,4 +306,5 @@ def warm_up(job: Job) -> None:
     with warnings.catch_warnings(), contextlib.suppress(QafelError):
         warnings.simplefilter("ignore", QafelWarning)
         client = Client(one, x, client=0)
-        Server(one, x).receive(client.finish(client.begin(), x))
+        buffer = BoundedBuffer(one.quantizers()[0], one.size, max_norm=np.inf, window=1)
+        Server(one, x, aggregator=buffer).receive(client.finish(client.begin(), x))

@@ -1,16 +1,24 @@
-"""The streams and subjects of a federation, and the permissions on them.
+"""The streams and subjects of a federation, and who may use them.
 
 All subjects of a federation called NAME start with ``qafel.NAME``:
 
-    up.CLIENT               uploads: frames, or manifests of frames that are too long for one message
-    inc.TERM                increments, written by the leader of this term
-    live                    increments, republished as soon as they are stored: clients subscribe to it
-    ask.CLIENT              a client requests a lease
-    public.KEY              readable by every client: the welcome, the snapshot, pieces of long increments
-    private.KEY             the server's own: the checkpoint, the leader
-    chunk.CLIENT.DIGEST.K   pieces of a client's long upload
+    up.CLIENT             uploads: frames, or manifests of frames that are too long for one message
+    entry.WHO             decisions of the server and of operators, in the same log as the uploads
+    piece.CLIENT          pieces of a client's long upload
+    ask.CLIENT            a client asks for its receipt and for a lease
+    answer.CLIENT         the server's answer
+    inc.TERM              increments, written by the leader of this term
+    live                  increments, republished as soon as they are stored: clients subscribe to it
+    public.KEY            keys that every client may read: the welcome, the snapshot, the end
+    report.KEY            keys that an observer may read: status, evaluations, the table of clients
+    private.KEY           keys of the server: the leader, the checkpoint
+    object.KIND           pieces of snapshots and of long increments
+    checkpoint            pieces of checkpoints
+    status                the server's status, every second
 
-The three streams are QAFEL_NAME_UP, _INC (sequence = version) and _OBJ (everything that has a key).
+Streams: QAFEL_NAME_LOG (up, entry), _PIECES, _ASKS (in memory), _INC (sequence = version), _KEYS (public,
+report, private), _OBJ and _SAVED (checkpoints). Each has limits of its own, so that one that is full stops
+none of the others.
 """
 
 import re
@@ -18,6 +26,22 @@ import re
 from qafel.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
+API = "$JS.API"
+OWNER_CALLS = (
+    "STREAM.CREATE.{}",
+    "STREAM.UPDATE.{}",
+    "STREAM.INFO.{}",
+    "STREAM.PURGE.{}",
+    "STREAM.DELETE.{}",
+    "STREAM.MSG.GET.{}",
+    "STREAM.MSG.DELETE.{}",
+    "DIRECT.GET.{}",
+    "DIRECT.GET.{}.>",
+    "CONSUMER.CREATE.{}.>",
+    "CONSUMER.DELETE.{}.>",
+    "CONSUMER.MSG.NEXT.{}.>",
+)
+"""Calls of the JetStream API that the server makes on its own streams."""
 
 
 class Subjects:
@@ -30,86 +54,115 @@ class Subjects:
             )
         self.name = name
         self.root = f"qafel.{name}"
-        self.uploads, self.increments, self.objects = (
-            f"QAFEL_{name}_{kind}" for kind in ("UP", "INC", "OBJ")
+        kinds = ("LOG", "PIECES", "ASKS", "INC", "KEYS", "OBJ", "SAVED")
+        self.streams = tuple(f"QAFEL_{name}_{kind}" for kind in kinds)
+        self.log, self.pieces, self.asks, self.increments = self.streams[:4]
+        self.keys, self.objects, self.saved = self.streams[4:]
+        self.live, self.status, self.checkpoint = (
+            f"{self.root}.{kind}" for kind in ("live", "status", "checkpoint")
         )
-        self.live, self.status = f"{self.root}.live", f"{self.root}.status"
 
     def upload(self, client: int | str = "*") -> str:
         """The subject of a client's uploads."""
         return f"{self.root}.up.{client}"
 
+    def entry(self, who: str = "*") -> str:
+        """The subject of decisions in the log: ``server`` or ``operator``."""
+        return f"{self.root}.entry.{who}"
+
+    def piece(self, client: int | str = "*") -> str:
+        """The subject of the pieces of a client's long upload."""
+        return f"{self.root}.piece.{client}"
+
+    def ask(self, client: int | str = "*") -> str:
+        """The subject on which a client asks for a lease."""
+        return f"{self.root}.ask.{client}"
+
+    def answer(self, client: int | str = "*") -> str:
+        """The subject of the server's answers to a client."""
+        return f"{self.root}.answer.{client}"
+
     def increment(self, term: int | str = "*") -> str:
         """The subject of the increments of a term."""
         return f"{self.root}.inc.{term}"
-
-    def ask(self, client: int | str = "*") -> str:
-        """The subject on which a client requests a lease."""
-        return f"{self.root}.ask.{client}"
 
     def public(self, key: str = ">") -> str:
         """A key that every client may read."""
         return f"{self.root}.public.{key}"
 
+    def report(self, key: str = ">") -> str:
+        """A key that an observer may read."""
+        return f"{self.root}.report.{key}"
+
     def private(self, key: str = ">") -> str:
         """A key of the server."""
         return f"{self.root}.private.{key}"
 
-    def chunk(self, client: int | str = "*", rest: str = ">") -> str:
-        """The pieces of a client's long uploads."""
-        return f"{self.root}.chunk.{client}.{rest}"
+    def object(self, kind: str = "*") -> str:
+        """The pieces of the server's long objects that clients read: ``snapshot`` or ``increment``."""
+        return f"{self.root}.object.{kind}"
 
-    def client_permissions(self, client: int) -> dict[str, list[str]]:
-        """The subjects that a client may publish and subscribe to."""
-        get = "$JS.API.DIRECT.GET"
-        return {
-            "publish": [
-                self.upload(client),
-                self.chunk(client),
-                self.ask(client),
-                f"{get}.{self.increments}",
-                f"{get}.{self.objects}.{self.public()}",
-            ],
-            "subscribe": [self.live, f"{inbox(client)}.>"],
-        }
+    def client_services(self, client: int | str = "*") -> list[str]:
+        """The subjects to which a client may publish."""
+        get = f"{API}.DIRECT.GET"
+        return [
+            self.upload(client),
+            self.piece(client),
+            self.ask(client),
+            f"{get}.{self.increments}",
+            f"{get}.{self.keys}.{self.public()}",
+            f"{get}.{self.objects}",
+        ]
 
-    def services(self) -> list[str]:
-        """The services of the server's account that clients may use."""
-        get = "$JS.API.DIRECT.GET"
-        own = [self.upload(), self.chunk(), self.ask()]
-        return [*own, f"{get}.{self.increments}", f"{get}.{self.objects}.{self.public()}"]
+    def client_feeds(self, client: int | str = "*") -> list[str]:
+        """The subjects to which a client may subscribe, besides its own inbox."""
+        return [self.live, self.answer(client)]
 
     def server_permissions(self) -> dict[str, list[str]]:
         """The subjects that the server may use: its own, and the JetStream API of its own streams."""
-        calls = [
-            f"$JS.API.{call}.{stream}{rest}"
-            for stream in (self.uploads, self.increments, self.objects)
-            for call, rest in (
-                ("STREAM.CREATE", ""),
-                ("STREAM.UPDATE", ""),
-                ("STREAM.INFO", ""),
-                ("STREAM.PURGE", ""),
-                ("STREAM.MSG.GET", ""),
-                ("DIRECT.GET", ""),
-                ("DIRECT.GET", ".>"),
-                ("CONSUMER.CREATE", ".>"),
-                ("CONSUMER.DELETE", ".>"),
-                ("CONSUMER.MSG.NEXT", ".>"),
-            )
-        ]
-        own = [self.increment(), self.public(), self.private(), self.chunk(), self.status, "$JS.API.INFO"]
+        calls = [f"{API}.{call.format(stream)}" for stream in self.streams for call in OWNER_CALLS]
+        keys = [self.public(), self.report(), self.private(), self.object(), self.checkpoint]
+        own = [*keys, self.entry("server"), self.answer(), self.increment(), self.live, self.status]
         return {
-            "publish": [*own, *calls],
-            "subscribe": [self.ask(), self.live, self.status, f"{inbox('server')}.>"],
+            "publish": [*own, *calls, f"{API}.INFO", f"$JS.ACK.{self.asks}.>"],
+            "subscribe": [self.live, self.status, f"{inbox('server')}.>"],
+        }
+
+    def operator_permissions(self) -> dict[str, list[str]]:
+        """The subjects of an operator: what the server's keys say, decisions, and the end of a federation."""
+        calls = (
+            "STREAM.INFO.{}",
+            "STREAM.DELETE.{}",
+            "STREAM.MSG.GET.{}",
+            "DIRECT.GET.{}",
+            "DIRECT.GET.{}.>",
+        )
+        own = [f"{API}.{call.format(stream)}" for stream in self.streams for call in calls]
+        return {
+            "publish": [self.entry("operator"), *own, f"{API}.STREAM.NAMES"],
+            "subscribe": [self.status, f"{inbox('operator')}.>"],
+        }
+
+    def observer_permissions(self) -> dict[str, list[str]]:
+        """The subjects of an observer, who reads what is public and what is reported, and changes nothing."""
+        get = f"{API}.DIRECT.GET.{self.keys}"
+        return {
+            "publish": [f"{get}.{self.public()}", f"{get}.{self.report()}"],
+            "subscribe": [self.status, f"{inbox('observer')}.>"],
         }
 
 
 def inbox(who: int | str) -> str:
-    """The prefix of the reply subjects of a client (or the server); no other key may subscribe to it."""
+    """The prefix of the reply subjects of a client, the server, an operator or an observer."""
     return f"_INBOX_{who}"
 
 
 def owner(subject: str) -> int | None:
-    """The client that an upload or lease subject belongs to, or None."""
+    """The client that an upload, piece or ask subject belongs to, or None."""
     last = subject.rsplit(".", 1)[-1]
-    return int(last) if last.isdecimal() and str(int(last)) == last else None
+    return int(last) if last.isdecimal() and str(int(last)) == last and int(last) < 1 << 64 else None
+
+
+def is_decision(subject: str) -> bool:
+    """Whether an entry of the log is a decision, not an upload."""
+    return subject.split(".")[2] == "entry"

@@ -34,7 +34,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, config: str) -> "RunFolder":
         """Make a new folder with its config.toml; ConfigError if it exists and is not empty."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(one.suffix != ".part" for one in path.iterdir())):
             raise ConfigError(
                 f"{path} exists and is not an empty folder; choose another --out, or --resume it"
             )
@@ -88,7 +88,7 @@ class RunFolder:
         except OSError:
             self.close()
             raise ConfigError(
-                f"another process is running in {self.path}; wait for it, or choose another --out"
+                f"another process is running in {self.path}; wait for it, or choose another folder"
             ) from None
 
     def append(self, point: msgspec.Struct) -> None:
@@ -109,18 +109,18 @@ class RunFolder:
             os.truncate(self.metrics, size)
 
     def save(self, checkpoint: bytes) -> None:
-        """Replace the checkpoint atomically."""
-        self.write("checkpoint.bin", checkpoint)
+        """Replace the checkpoint atomically; it may hold secrets."""
+        self.write("checkpoint.bin", checkpoint, mode=0o600)
 
     def checkpoint(self) -> bytes | None:
         """The last checkpoint."""
         path = self.path / "checkpoint.bin"
         return path.read_bytes() if path.exists() else None
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file of the folder atomically."""
         with self.writing():
-            files.write(self.path / name, data)
+            files.write(self.path / name, data, mode=mode)
 
     def finish(self, summary: Any) -> None:
         """Write the summary, which makes the folder a result, and remove what was needed to resume."""

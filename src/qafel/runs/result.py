@@ -191,18 +191,23 @@ def load(folder: str | Path) -> Result:
 
 
 def figure(groups: dict[str, list[Result]], path: Path) -> Path:
-    """Draw the smoothed accuracy of each group (one run, or several seeds) against what it cost."""
+    """Draw the smoothed accuracy of each group (one run, or several seeds) against what it cost.
+
+    Where it was not measured, another metric takes its place.
+    """
+    measured = {name for results in groups.values() for r in results for p in r.points for name in p.smoothed}
+    metric = "accuracy" if "accuracy" in measured or not measured else min(measured)
     panels = []
     for label, name, unit in PANELS:
         lines = []
         for group, results in groups.items():
             runs = [
-                ([getattr(p, name) * unit for p in r.points], [p.smoothed["accuracy"] for p in r.points])
+                ([getattr(p, name) * unit for p in r.points], [p.smoothed[metric] for p in r.points])
                 for r in results
             ]
             lines.append((group, runs))
         panels.append((label, lines))
-    return report.bands(path, panels, "accuracy")
+    return report.bands(path, panels, metric)
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:

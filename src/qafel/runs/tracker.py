@@ -8,7 +8,7 @@ Every driver holds one and feeds it events:
     evaluated(metrics)        the model was measured on held-out samples
 
 The first stop condition that is met sets ``reason``: the target, the number of uploads, the byte budget, or
-the time limit. Metrics have names; ``loss`` must stay finite, and the target is about the smoothed
+the time limit. Metrics have names; ``loss`` must not explode, and the target is about the smoothed
 ``accuracy``.
 """
 
@@ -29,6 +29,8 @@ from qafel.tasks.settings import Learning
 
 TARGET = "accuracy"
 """The metric that a target is about."""
+MAX_LOSS_GROWTH = 100.0
+"""A run stops when its smoothed loss is more than this many times its first loss."""
 
 
 class Totals(msgspec.Struct, array_like=True):
@@ -79,7 +81,7 @@ class Tracker:
     @property
     def mean_staleness(self) -> float:
         """The mean staleness of the accepted updates."""
-        counts = self.totals.staleness
+        counts = dict(self.totals.staleness)  # a thread may be adding to it
         return sum(tau * n for tau, n in counts.items()) / max(1, sum(counts.values()))
 
     def advance(self, now: float) -> None:
@@ -125,14 +127,11 @@ class Tracker:
         return due and last < totals.uploads
 
     def evaluated(self, metrics: Mapping[str, float]) -> Point:
-        """Record an evaluation; a target that is reached ends the run, a loss that is not finite raises."""
+        """Record an evaluation; a target that is reached ends the run.
+
+        DivergenceError if the loss is not finite, or its median has grown a hundredfold.
+        """
         totals, settings = self.totals, self.settings
-        loss = metrics.get("loss", 0.0)
-        if not math.isfinite(loss):
-            raise DivergenceError(
-                f"training diverged: the loss on the held-out samples is {loss} after {totals.uploads} "
-                "uploads; lower local_rate or server_rate, or check the model and the data"
-            )
         recent = totals.points[1 - settings.smoothing :] if settings.smoothing > 1 else []
         point = Point(
             uploads=totals.uploads,
@@ -140,7 +139,7 @@ class Tracker:
             time=totals.time,
             metrics=dict(metrics),
             smoothed={
-                name: statistics.median([*(point.metrics[name] for point in recent), value])
+                name: statistics.median([*(p.metrics[name] for p in recent if name in p.metrics), value])
                 for name, value in metrics.items()
             },
             bytes_up=totals.bytes_up,
@@ -149,12 +148,24 @@ class Tracker:
             in_flight=totals.in_flight,
             residual=totals.residual,
         )
+        self._check_loss(point)
         totals.points.append(point)
         if self.folder is not None:
             self.folder.append(point)
         if len(totals.points) > settings.smoothing and reached([point], settings.target):
             totals.reason = "target"
         return point
+
+    def _check_loss(self, point: Point) -> None:
+        if "loss" not in point.metrics:
+            return
+        loss, smoothed, points = point.metrics["loss"], point.smoothed["loss"], self.totals.points
+        first = abs(points[0].metrics.get("loss", 0.0)) if points else 0.0
+        if not math.isfinite(loss) or (first and smoothed > MAX_LOSS_GROWTH * first):
+            raise DivergenceError(
+                f"training diverged: the loss on the held-out samples is {loss:g} after {point.uploads} "
+                f"uploads, {first:g} at the start; lower local_rate or server_rate, or check model and data"
+            )
 
     def summary(
         self,
@@ -220,13 +231,18 @@ def reached(points: Sequence[Point], target: float | None) -> Point | None:
     return None
 
 
-def mean_metrics(parts: Iterable[Mapping[str, float]], count: int) -> dict[str, float]:
-    """The means over ``count`` samples from sums over parts of them."""
+def sum_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sums over samples from sums over parts of them."""
     sums: Counter[str] = Counter()
     for part in parts:
         for name, value in part.items():
             sums[name] += value  # type: ignore[assignment]
-    return {name: value / count for name, value in sums.items()}
+    return dict(sums)
+
+
+def mean_metrics(parts: Iterable[Mapping[str, float]], count: int) -> dict[str, float]:
+    """The means over ``count`` samples from sums over parts of them."""
+    return {name: value / count for name, value in sum_metrics(parts).items()}
 
 
 def model_digest(server: Server) -> str:

@@ -79,6 +79,10 @@ class Learner:
                 f"classes, got outputs of shape {outputs.shape[1:]}"
             )
 
+    def hold_out(self, x: Vector, labels: Any) -> None:
+        """Evaluate on these samples from now on."""
+        self._held_x, self._held_labels = x, labels
+
     @property
     def held_out(self) -> int:
         """The number of held-out samples."""

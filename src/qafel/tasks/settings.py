@@ -219,8 +219,8 @@ def read_file(kind: type[S], path: Path | None, changes: Iterable[str] = ()) -> 
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not a TOML file: {error}") from error
+        except (ValueError, RecursionError) as error:  # also of a number of 5,000 digits, or deep nesting
+            raise ConfigError(f"{path} is not a TOML file: {str(error)[:200]}") from None
         checked(kind, values, str(path))
     for change in changes:
         name, equals, text = change.partition("=")
@@ -236,7 +236,7 @@ def parse(text: str) -> Any:
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -1,0 +1,81 @@
+"""The entries of a federation's log: uploads of clients, and decisions of the server and of operators.
+
+Everything that decides what the server's state is stands in the log. An upload carries the token of its
+lease: a MAC, under a key that only the server has, over the client, the task and the version at which the
+lease was granted. So whether an upload is accepted follows from the log, without a clock.
+"""
+
+import hashlib
+import hmac
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from qafel import wire
+
+TOKEN_BYTES = 16
+KEY_BYTES = 32
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True):
+    """A client's evaluation of x̂ on its held-out samples: sums over so many of them, by metric."""
+
+    samples: Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
+    sums: Annotated[dict[Name, float], msgspec.Meta(max_length=32)]
+
+
+class Upload(wire.Sealed, frozen=True):
+    """A client's update: its frame, or the manifest of a frame in pieces."""
+
+    MAGIC: ClassVar[bytes] = b"QU"
+
+    task: wire.Count
+    version: wire.Count
+    """The version at which the lease was granted; the update starts from it or from a later one."""
+    token: bytes
+    frame: bytes
+    more: bool = True
+    """Whether the client wants another lease."""
+    samples: wire.Count = 0
+    """The number of samples the client trained on; 0: it does not say."""
+    downloaded: wire.Count = 0
+    """Bytes of frames that the client downloaded since its last upload."""
+    report: Report | None = None
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """End the training for a reason."""
+
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True, tag="set"):
+    """Change settings of the plan: names and values."""
+
+    values: Annotated[dict[Name, Any], msgspec.Meta(max_length=16)]
+
+
+class Skip(msgspec.Struct, frozen=True, array_like=True, tag="skip"):
+    """Do not process the entry with this sequence number, which stops the server."""
+
+    sequence: wire.Count
+
+
+class Decision(wire.Sealed, frozen=True):
+    """A decision of the server or of an operator."""
+
+    MAGIC: ClassVar[bytes] = b"QD"
+
+    decision: Stop | Change | Skip
+
+
+def token(key: bytes, client: int, task: int, version: int) -> bytes:
+    """The token of a lease."""
+    message = b"".join(number.to_bytes(8, "little") for number in (client, task, version))
+    return hashlib.blake2b(message, key=key, digest_size=TOKEN_BYTES).digest()
+
+
+def is_token(key: bytes, client: int, upload: Upload) -> bool:
+    """Whether an upload of a client carries the token of its lease."""
+    return hmac.compare_digest(token(key, client, upload.task, upload.version), upload.token)

@@ -1,0 +1,222 @@
+"""The way of an entry through the server: processed, journalled, published, answered, saved.
+
+take      process one entry of the log
+commit    write the journal, then publish the increments, then answer: nobody is told what could be forgotten
+save      a checkpoint; then the log below it may be purged
+"""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from qafel.errors import BrokerError, FrameError, QafelError
+from qafel.federation import objects
+from qafel.federation.broker_errors import Message
+from qafel.federation.checkpoints import Checkpoints, Record
+from qafel.federation.entries import Upload
+from qafel.federation.increments import Increments
+from qafel.federation.leases import LeaseDesk
+from qafel.federation.monitoring import Monitor, Notice
+from qafel.federation.nats import Connection
+from qafel.federation.objects import Manifest, is_manifest
+from qafel.federation.state import FederationState
+from qafel.federation.subjects import is_decision, owner
+from qafel.federation.waiting import in_thread
+from qafel.server import Accepted, Dropped, Stepped
+from qafel.wire import Rejected
+
+MIN_SNAPSHOT_SECONDS = 5.0
+"""The shortest time between two snapshots that clients ask for."""
+LARGE = 1 << 18
+"""Models of this many coordinates are processed in a thread, so that the server stays responsive."""
+
+
+class Processor:
+    """Processes the entries of the log while one server leads; ``at(step)`` is a fault-injection hook."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        state: FederationState,
+        checkpoints: Checkpoints,
+        increments: Increments,
+        desk: LeaseDesk,
+        monitor: Monitor,
+        *,
+        skips: set[int],
+        notice: Notice,
+        at: Callable[[str], None],
+    ) -> None:
+        self._connection, self.state, self._checkpoints = connection, state, checkpoints
+        self._increments, self._desk, self._monitor = increments, desk, monitor
+        self._skips, self._notice, self._at = skips, notice, at
+        self._unpublished: deque[Stepped] = deque()
+        self._pieces: dict[int, int] = {}
+        """The last piece of each client's decided uploads; they are removed after the next checkpoint."""
+        self._asked_at = 0.0
+        """When a snapshot was last written because a client asked."""
+        self._saved = -1
+        """How many entries the newest checkpoint has."""
+        self.saved_at, self.cost = time.monotonic(), 0.0
+        """When the last checkpoint was saved, and how many seconds that took."""
+
+    async def take(self, message: Message) -> None:
+        """Process one entry."""
+        state, journal = self.state, self._checkpoints.journal
+        head = (state.folded + 1, message.sequence, message.subject, message.data)
+        if message.sequence in self._skips:
+            self._notice("skipped", sequence=message.sequence)
+            state.skip(message.sequence, message.data)
+            journal.unwritten.append(Record(*head, skipped=True))
+        elif is_decision(message.subject):
+            self._notice("decision", detail=state.decide(message.sequence, message.data))
+            journal.unwritten.append(Record(*head))
+        else:
+            client = owner(message.subject)
+            upload, frame = await self._open(client, message.data)
+            if isinstance(frame, FrameError):
+                record = Record(*head, error=str(frame))
+            else:
+                record = Record(*head, frame=frame)
+            journal.unwritten.append(record)  # first: until it is written, nobody is answered
+            await self._fold(message, client, upload, frame)
+
+    async def _open(self, client: int | None, data: bytes) -> tuple[Upload | None, bytes | FrameError | None]:
+        """An upload; and its frame if that is in pieces, or why it cannot be read."""
+        try:
+            upload = Upload.from_bytes(data)
+        except FrameError:
+            return None, None
+        if client is None or not is_manifest(upload.frame) or self.state.refusal(client, upload):
+            return upload, None
+        subjects, limit = self._connection.subjects, self.state.server.frame_limit
+        try:
+            manifest = Manifest.from_bytes(upload.frame)
+            frame = await objects.get(
+                self._connection, subjects.pieces, subjects.piece(client), manifest, limit, leader=True
+            )
+        except FrameError as error:
+            return upload, error
+        self._pieces[client] = manifest.last
+        return upload, frame
+
+    async def _fold(
+        self, message: Message, client: int | None, upload: Upload | None, frame: bytes | FrameError | None
+    ) -> None:
+        state, desk = self.state, self._desk
+        before = state.last(client).task if client is not None else -1
+        arguments = (message.sequence, message.data, client, frame, upload)
+        if state.job.size >= LARGE:
+            events = await in_thread(state.take, *arguments)
+        else:
+            events = state.take(*arguments)
+        if client is not None:
+            desk.entries[client] = desk.entries.get(client, 0) + 1
+            if upload is not None and state.last(client).task > before:
+                counted = bool(events) and isinstance(events[0], Accepted)
+                desk.decided(client, upload.task, time.monotonic(), counted=counted, more=upload.more)
+            elif upload is not None and isinstance(events[0], Rejected) and events[0].reason == "no_lease":
+                desk.refused(client, upload.token)
+        for event in events:
+            self._monitor.event(event, client, self._notice)
+            if isinstance(event, Stepped):
+                self._unpublished.append(event)
+            if isinstance(event, Stepped | Dropped):
+                desk.stepped()
+
+    async def commit(self) -> None:
+        """Write the journal, then publish the increments, then answer."""
+        journal = self._checkpoints.journal
+        if journal.unwritten:
+            self._at("before journal")
+            await patiently(journal.write, self._notice)
+            self._at("after journal")
+        await self._publish()
+        await self.answer()
+
+    async def _publish(self) -> None:
+        """Publish the increments of the steps so far.
+
+        Without broadcast, a snapshot that is due precedes its increment: whoever reads the stream finds a
+        snapshot that is no more than a quarter of a model behind.
+        """
+        while self._unpublished:
+            self._at("before publish")
+            steps = list(self._unpublished)
+            if self.state.plan.downlink != "broadcast":
+                steps, size = steps[:1], len(steps[0].frame)
+                if self._increments.due(self.state.server, size):
+                    await self.snapshot(size=size)
+            await self._increments.publish({step.version: step.frame for step in steps})
+            for _ in steps:
+                self._unpublished.popleft()
+            self._desk.version = self._increments.last
+            self._at("after publish")
+
+    async def snapshot(self, *, size: int | None = None, asked: bool = False) -> None:
+        """Write a snapshot if one is due, or asked for."""
+        if await self._increments.snapshot(self.state.server, size=size, asked=asked):
+            self._monitor.metrics.add("snapshots_total")
+
+    async def answer(self) -> None:
+        """Send receipts and leases, unless there are entries that are not in the journal."""
+        desk, subjects = self._desk, self._connection.subjects
+        if self._checkpoints.journal.unwritten:
+            return
+        desk.grant(time.monotonic())
+        for client in desk.undecided:
+            if self.state.server.frame_limit > self._connection.max_payload:
+                await self._connection.purge(subjects.pieces, subject=subjects.piece(client))
+        desk.undecided.clear()
+        outbox, desk.outbox = desk.outbox, []
+        for client, answer in outbox:
+            await self._connection.send(subjects.answer(client), answer.to_bytes())
+
+    async def save(self, *, again: bool = False) -> None:
+        """Save a checkpoint and remove what it makes superfluous; ``again``: even if there is nothing new."""
+        state, desk, subjects = self.state, self._desk, self._connection.subjects
+        began = time.monotonic()
+        asked = desk.snapshot_wanted or self._increments.damaged
+        asked = asked and began - self._asked_at > MIN_SNAPSHOT_SECONDS
+        new = state.folded != self._saved or again or desk.purge_wanted
+        if new and state.server.diverged is None:  # the checkpoint before, and the journal, lead there again
+            self._at("before checkpoint")
+            await patiently(lambda: self._checkpoints.save(state), self._notice)
+            self._saved = state.folded
+            self._at("after checkpoint")
+            self._at("before purge")
+            await self._connection.purge(subjects.log, below=max(1, state.sequence))
+            desk.entries.clear()
+            desk.purge_wanted = False
+            for client, piece in self._pieces.items():
+                await self._connection.purge(subjects.pieces, below=piece + 1, subject=subjects.piece(client))
+            self._pieces.clear()
+            self._at("after purge")
+            self.cost = time.monotonic() - began
+            self._monitor.metrics.add("checkpoints_total")
+            self._monitor.metrics.add("checkpoint_seconds_total", self.cost)
+            await self._monitor.store()
+        await self.snapshot(asked=asked)
+        if asked:
+            desk.snapshot_wanted, self._asked_at = False, began
+        self.saved_at = time.monotonic()
+
+
+async def patiently(write: Callable[[], Awaitable[None] | None], notice: Notice) -> None:
+    """Write to the server's folder; while its disk is full, wait and try again."""
+    wait = 0.1
+    while True:
+        try:
+            result = write()
+            if result is not None:
+                await result
+            return
+        except (OSError, QafelError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if isinstance(error, BrokerError) or not isinstance(cause, OSError):
+                raise
+            notice("cannot write", detail=f"{cause.strerror} in the server's folder; trying again")
+        await asyncio.sleep(wait * random.uniform(0.5, 1))
+        wait = min(2 * wait, 5.0)

@@ -1,0 +1,458 @@
+"""Hostile values, moments of failure and ends that the other tests do not reach."""
+
+import asyncio
+import itertools
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parties import SECRET, SIZE, Background, ended, link, plan, run, server, start, update, upload
+from qafel.errors import BrokerError, ConfigError, FrameError
+from qafel.federation import Broker, FederationServer, Report, join, objects
+from qafel.federation.checkpoints import Checkpoints, Record, replay
+from qafel.federation.client_folder import ClientFolder
+from qafel.federation.entries import Upload, token
+from qafel.federation.leader import FencedKey, Leadership
+from qafel.federation.leases import Answer, Ask
+from qafel.federation.nats import Connection
+from qafel.federation.objects import Manifest
+from qafel.federation.state import FederationState
+from qafel.federation.streams import open_keys
+from qafel.federation.subjects import owner
+from test_leases import World
+
+
+def train(x: Any, task: Any) -> Any:
+    return np.float32(-0.05) * x
+
+
+async def log_exists(one: Any) -> None:
+    while await one.stream(one.subjects.log) is None:
+        await asyncio.sleep(0.02)
+
+
+# --- hostile values ---
+
+
+def test_a_client_number_that_no_client_can_have_is_no_client() -> None:
+    assert owner(f"qafel.t.up.{(1 << 64) - 1}") == (1 << 64) - 1
+    assert owner(f"qafel.t.up.{1 << 64}") is None
+
+
+def test_a_federation_may_be_called_as_its_subjects_are() -> None:
+    chosen = plan(name="entry")
+    state = FederationState(chosen, chosen.job(SIZE), start(), SECRET)
+    replay(state, Record(1, 1, "qafel.entry.up.0", upload(0, update(state.job, 0, 0))))
+    assert state.last(0).task == 0
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        {"accuracy": 5.0, "moon": 1.0},
+        {"moon": 1.0},
+        {"accuracy": 1e308, "loss": 1.0},
+        {"accuracy": -1e308, "loss": 1.0},
+        {"accuracy": 5.0, "loss": 1e308},
+    ],
+)
+def test_the_reports_of_one_client_neither_stop_the_server_nor_end_the_training(sums: Any) -> None:
+    chosen = plan(uploads=1 << 30, evaluate_on="clients", evaluate_every=4, target=0.9)
+    state = FederationState(chosen, chosen.job(SIZE), start(), SECRET)
+    sequence = 0
+    for task in range(12):
+        for client in range(4):
+            sequence += 1
+            values = sums if client == 3 and task > 2 else {"accuracy": 5.0, "loss": 1.0}
+            data = upload(client, update(state.job, client, task), report=Report(10, values))
+            state.take(sequence, data, client)
+    assert state.tracker.reason is None
+    assert len(state.tracker.points) >= 10
+    assert all(0.3 < point.metrics["accuracy"] < 0.7 for point in state.tracker.points)
+
+
+@pytest.mark.slow
+def test_a_manifest_that_names_a_piece_many_times_is_refused_unread(broker: Broker) -> None:
+    async def work() -> None:
+        async with await link(broker.url) as one:
+            await one.ensure(one.subjects.pieces, {"subjects": [one.subjects.piece()], "allow_direct": True})
+            piece = await one.publish(one.subjects.piece(7), b"")
+            one.get = None  # type: ignore[method-assign,assignment]  # nothing is read
+            manifest = Manifest("0" * 32, 500, [piece] * 3500)
+            with pytest.raises(FrameError, match="names a piece twice"):
+                await objects.get(one, one.subjects.pieces, one.subjects.piece(7), manifest, 500)
+
+    run(work())
+
+
+# --- ends and failures ---
+
+
+@pytest.mark.slow
+def test_a_stop_that_the_broker_did_not_take_is_written_again(broker: Broker, tmp_path: Path) -> None:
+    """The broker is away when the time limit has passed: the training still ends."""
+    tried: list[bytes] = []
+    publish = Connection.publish
+
+    async def once(self: Connection, subject: str, data: bytes, **options: Any) -> int:
+        if subject.endswith(".entry.server") and not tried:
+            tried.append(data)
+            raise BrokerError("no answer")
+        return await publish(self, subject, data, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "publish", once)
+        serving = server(plan(uploads=1 << 30, time_limit=1.0), broker.url, tmp_path / "server")
+        assert serving.result(20).summary.reason == "time limit"
+    assert tried
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::qafel.errors.QafelWarning")
+def test_a_federation_that_diverges_ends_and_says_so(broker: Broker, tmp_path: Path) -> None:
+    chosen = plan(uploads=1 << 30, buffer_size=1, server_quantizer="qsgd:2")
+    serving = server(chosen, broker.url, tmp_path / "server")
+    done = join("t", broker.url, train=train)
+    assert done.reason is not None
+    assert done.reason.startswith("diverged")
+    assert ended(serving).summary.reason.startswith("diverged")
+
+
+@pytest.mark.slow
+def test_a_leader_renews_its_key_although_the_broker_fails_while_it_looks(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An acknowledgement is lost; the key is read to see whose it is; and then the broker does not answer."""
+    monkeypatch.setattr("qafel.federation.leader.RENEW", 0.05)
+
+    async def work() -> None:
+        async with await link(broker.url, "server") as one:
+            await open_keys(one, 1)
+            leadership = Leadership(one, "me", lambda: link(broker.url, "server"))
+            await leadership.take(standby=False, again=False, waits=lambda: None)
+            read, failed = FencedKey.read, threading.Event()
+
+            async def fails(self: FencedKey) -> bytes | None:
+                if threading.current_thread().name == "leadership" and not failed.is_set():
+                    failed.set()
+                    raise BrokerError("no answer")
+                return await read(self)
+
+            monkeypatch.setattr(FencedKey, "read", fails)
+            subject = one.subjects.private("leader")
+            await one.publish(subject, bytes(8) + b"me")  # as if its acknowledgement was lost
+            while not failed.is_set():
+                await asyncio.sleep(0.02)
+            before = (await one.newest(one.subjects.keys, subject)).sequence  # type: ignore[union-attr]
+            while (await one.newest(one.subjects.keys, subject)).sequence == before:  # type: ignore[union-attr]
+                await asyncio.sleep(0.02)
+            await leadership.release()
+
+    run(work(), 15)
+
+
+@pytest.mark.slow
+def test_a_long_start_is_no_standstill(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading and saving a large state takes longer than a stuck server is waited for."""
+    monkeypatch.setattr("qafel.federation.leader.STUCK", 0.5)
+    signs: list[float] = []
+    alive, save = Leadership.alive, Checkpoints.save
+
+    def noted(self: Leadership) -> None:
+        signs.append(time.monotonic())
+        alive(self)
+
+    async def slow(self: Checkpoints, state: FederationState) -> None:
+        await asyncio.sleep(1.5)
+        await save(self, state)
+
+    monkeypatch.setattr(Leadership, "alive", noted)
+    monkeypatch.setattr(Checkpoints, "save", slow)
+    serving = server(plan(uploads=4), broker.url, tmp_path / "server")
+    assert join("t", broker.url, train=train).counted == 4
+    ended(serving)
+    assert max(b - a for a, b in itertools.pairwise(signs)) < 1.2
+
+
+@pytest.mark.slow
+def test_a_reconnection_while_a_server_starts_is_noticed(broker: Broker, tmp_path: Path) -> None:
+    events: list[str] = []
+    found: list[FederationServer] = []
+    init = FederationServer.__init__
+
+    def known(self: FederationServer, *values: Any, **options: Any) -> None:
+        init(self, *values, **options)
+        found.append(self)
+
+    def at(step: str) -> None:
+        if step == "after checkpoint" and "again" not in events:
+            events.append("again")
+            found[0]._connection.nc.stats["reconnects"] += 1
+
+    def notice(event: str, **fields: Any) -> None:
+        events.append(fields.get("detail", event))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FederationServer, "__init__", known)
+        serving = server(plan(uploads=4), broker.url, tmp_path / "server", at=at, notice=notice)
+        assert join("t", broker.url, train=train).counted == 4
+        ended(serving)
+    assert "the connection was lost; what the broker has is checked again" in events
+
+
+@pytest.mark.slow
+def test_a_standby_that_waits_ends_when_it_is_told_to(broker: Broker, tmp_path: Path) -> None:
+    found: list[FederationServer] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+    init = FederationServer.__init__
+
+    def known(self: FederationServer, *values: Any, **options: Any) -> None:
+        init(self, *values, **options)
+        found.append(self)
+        loops.append(asyncio.get_running_loop())
+
+    waits = threading.Event()
+
+    def notice(event: str, **fields: Any) -> None:
+        if event.startswith("waits"):
+            waits.set()
+
+    chosen = plan(uploads=4)
+    serving = server(chosen, broker.url, tmp_path / "one")
+    run(leads(broker.url))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FederationServer, "__init__", known)
+        standby = server(chosen, broker.url, tmp_path / "two", standby=True, notice=notice)
+        assert waits.wait(20)
+    loops[0].call_soon_threadsafe(found[0].stopping.set)
+    assert standby.result(10) is None
+    assert join("t", broker.url, train=train).counted == 4
+    ended(serving)
+
+
+async def leads(url: str) -> None:
+    """Until the log is there."""
+    async with await link(url) as one:
+        await log_exists(one)
+
+
+# --- work in threads ---
+
+
+class Slow:
+    """The first take of a large model is slow; ``began`` and ``done`` say where it is."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.began, self.done = threading.Event(), threading.Event()
+        take = FederationState.take
+
+        def slow(state: FederationState, *values: Any) -> Any:
+            if self.began.is_set():
+                return take(state, *values)
+            events = take(state, *values)
+            self.began.set()
+            time.sleep(seconds)
+            self.done.set()
+            return events
+
+        patch.setattr("qafel.federation.processor.LARGE", 1)
+        patch.setattr(FederationState, "take", slow)
+
+
+@pytest.mark.slow
+def test_nothing_goes_on_before_an_entry_that_is_being_processed_is_done(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is lost while a thread processes an entry: no checkpoint has half of it."""
+    slow, found, early = Slow(monkeypatch, 3.0), list[FederationServer](), list[bool]()
+    init, save = FederationServer.__init__, Checkpoints.save
+
+    def known(self: FederationServer, *values: Any, **options: Any) -> None:
+        init(self, *values, **options)
+        found.append(self)
+
+    async def noted(self: Checkpoints, state: FederationState) -> None:
+        early.append(slow.began.is_set() and not slow.done.is_set())
+        await save(self, state)
+
+    monkeypatch.setattr(FederationServer, "__init__", known)
+    monkeypatch.setattr(Checkpoints, "save", noted)
+    serving = server(plan(uploads=4), broker.url, tmp_path / "server")
+    joined = Background(lambda: join("t", broker.url, train=train))
+    assert slow.began.wait(30)
+    found[0]._connection.nc.stats["reconnects"] += 1
+    assert joined.result().counted == 4
+    assert ended(serving).summary.uploads == 4
+    assert not any(early)
+
+
+@pytest.mark.slow
+def test_no_receipt_is_sent_before_the_journal_has_its_entry(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread has decided an upload, and has not ended: nobody is told yet."""
+    slow = Slow(monkeypatch, 2.0)
+    serving = server(plan(uploads=4), broker.url, tmp_path / "server")
+    heard: list[Answer] = []
+
+    async def work() -> None:
+        async with await link(broker.url) as one:
+
+            async def hear(message: Any) -> None:
+                heard.append(Answer.from_bytes(message.data))
+
+            await log_exists(one)
+            await one.subscribe(one.subjects.answer(0), hear)
+            job = plan().job(SIZE)
+            await one.publish(one.subjects.upload(0), upload(0, update(job, 0, 0)))
+            while not slow.began.is_set():
+                await asyncio.sleep(0.01)
+            await one.publish(one.subjects.ask(0), Ask(bytes(16)).to_bytes())
+            while not slow.done.is_set():
+                assert not any(answer.task == 0 for answer in heard), "it is not in the journal"
+                await asyncio.sleep(0.01)
+            for client in range(1, 4):
+                await one.publish(one.subjects.upload(client), upload(client, update(job, client, 0)))
+            while not any(answer.task == 0 for answer in heard):
+                await asyncio.sleep(0.01)
+
+    run(work(), 30)
+    ended(serving)
+
+
+@pytest.mark.slow
+def test_a_client_that_fills_its_share_of_the_log_does_not_make_the_server_save_all_the_time(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving, save = list[float](), Checkpoints.save
+
+    async def slow(self: Checkpoints, state: FederationState) -> None:
+        began = time.monotonic()
+        await asyncio.sleep(0.3)
+        await save(self, state)
+        saving.append(time.monotonic() - began)
+
+    monkeypatch.setattr(Checkpoints, "save", slow)
+    monkeypatch.setattr("qafel.federation.streams.MAX_ENTRIES", 16)
+    serving = server(plan(uploads=1 << 30, time_limit=8.0), broker.url, tmp_path / "server")
+
+    async def flood() -> None:
+        async with await link(broker.url) as one:
+            await log_exists(one)
+            while not serving.ended:
+                for _ in range(8):
+                    await one.nc.publish(one.subjects.upload(7), b"noise")
+                await one.nc.publish(one.subjects.ask(7), Ask(bytes(16)).to_bytes())
+                await asyncio.sleep(0.01)
+
+    run(flood())
+    ended(serving)
+    assert sum(saving) < 0.65 * 8.0
+
+
+# --- clients ---
+
+
+@pytest.mark.slow
+def test_an_update_of_a_former_federation_is_given_up(broker: Broker, tmp_path: Path) -> None:
+    """A client was killed before its receipt; then a new federation has the same name and the same plan."""
+    chosen = plan(uploads=6)
+    job = chosen.job(SIZE)
+    (tmp_path / "client").mkdir()
+    stale = Upload(3, 0, token(bytes(32), 0, 3, 0), update(job, 0, 3))
+    ClientFolder(tmp_path / "client", lambda event, **fields: None).keep(job, stale)
+    serving = server(chosen, broker.url, tmp_path / "server")
+    joined = Background(lambda: join("t", broker.url, train=train, state=tmp_path / "client"))
+    done = joined.result(40)
+    assert ended(serving).summary.uploads == done.counted == 6
+    assert "no_lease" in done.rejected.pop(3)
+
+
+@pytest.mark.slow
+def test_a_client_in_a_long_training_is_not_replaced_by_another_process(
+    broker: Broker, tmp_path: Path
+) -> None:
+    serving = server(plan(uploads=2, buffer_size=1), broker.url, tmp_path / "server")
+    trains = threading.Event()
+
+    def slow(x: Any, task: Any) -> Any:
+        trains.set()
+        time.sleep(6)
+        return train(x, task)
+
+    first = Background(lambda: join("t", broker.url, client=1, train=slow))
+    assert trains.wait(30)
+    with pytest.raises(ConfigError, match="another process runs as client 1"):
+        join("t", broker.url, client=1, train=slow)
+    assert first.result().counted == 2
+    ended(serving)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_client_that_trains_nothing_does_not_take_the_only_place_again_and_again(asks: bool) -> None:
+    """It lets its lease expire, or asks again; it has no update in the buffer, and still is not first."""
+    world = World(3, 10, 1)
+    for client in range(3):
+        world.ask(client)
+    for _ in range(40):
+        if 2 in world.leases:
+            world.leases.pop(2)
+            if not asks:
+                world.wait()
+            world.ask(2)
+        for client in [client for client in world.leases if client != 2]:
+            world.upload(client)
+            world.process()
+    assert world.state.server.version >= 2
+    assert world.granted.count(2) <= 1 + world.state.server.version
+
+
+@pytest.mark.slow
+def test_a_lease_counts_after_a_reconnection_too(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, ready = list[FederationServer](), list[int]()
+    init = FederationServer.__init__
+
+    def known(self: FederationServer, *values: Any, **options: Any) -> None:
+        init(self, *values, **options)
+        found.append(self)
+
+    def notice(event: str, **fields: Any) -> None:
+        if event == "ready":
+            ready.append(1)
+
+    monkeypatch.setattr(FederationServer, "__init__", known)
+    chosen = plan(uploads=1, buffer_size=1, concurrency=1)
+    serving = server(chosen, broker.url, tmp_path / "server", notice=notice)
+    leases: dict[int, Any] = {}
+
+    async def work() -> None:
+        async with await link(broker.url) as one:
+
+            async def hear(message: Any) -> None:
+                answer = Answer.from_bytes(message.data)
+                leases[int(message.subject.rsplit(".", 1)[1])] = answer.lease
+
+            await log_exists(one)
+            await one.subscribe(one.subjects.answer(), hear)
+            await one.publish(one.subjects.ask(0), Ask(bytes(16)).to_bytes())
+            while not leases.get(0):
+                await asyncio.sleep(0.01)
+            found[0]._connection.nc.stats["reconnects"] += 1
+            while len(ready) < 2:
+                await asyncio.sleep(0.01)
+            await one.publish(one.subjects.ask(1), Ask(bytes(16)).to_bytes())
+            while 1 not in leases:
+                await asyncio.sleep(0.01)
+            assert leases[1] is None, "client 0 has the only place"
+            await one.publish(one.subjects.upload(0), upload(0, update(chosen.job(SIZE), 0, 0)))
+
+    run(work(), 30)
+    ended(serving)
