@@ -150,11 +150,9 @@ async def _serve(
     notice: Notice,
     options: dict[str, Any],
 ) -> Result | None:
-    async def connect(who: str = "server") -> Connection:
-        return await _connect(broker, plan.name, who, key, notice if who == "server" else _quiet)
-
-    connection = await connect()
-    leadership = Leadership(connection, _holder(folder), connect)
+    connection = await _connect(broker, plan.name, "server", key, notice)
+    again = functools.partial(_connect, broker, plan.name, "server", key, _quiet)
+    leadership = Leadership(connection, _holder(folder), again)
     server = FederationServer(plan, job, x, connection, folder, leadership, notice=notice, **options)
     page = None
     try:

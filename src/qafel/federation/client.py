@@ -34,8 +34,6 @@ from qafel.vectors import Vector
 SAVE_SECONDS = 5.0
 MIN_WAIT, MAX_WAIT = 2.0, 30.0
 """A client that hears nothing asks again, after pauses that grow from the first to the second."""
-RESEND = 4
-"""An upload is sent again when so many answers in a row do not decide it."""
 STOP_SECONDS = 5.0
 """A client that is told to stop waits so long for the receipt of its last update."""
 Evaluator = Callable[[Vector], Report]
@@ -79,7 +77,7 @@ class FederationClient:
         self._settled = -1
         """The last task whose receipt came."""
         self._downloaded = 0
-        """The bytes down that the server knows of."""
+        """The bytes down that were reported to the server."""
         self._saved_at = 0.0
 
     def save(self, *, now: bool = False) -> None:
@@ -161,7 +159,7 @@ class FederationClient:
         """Wait until the update is settled, a lease is granted, or the training has ended; ask if need be."""
         if self._kept is None and self._answers.empty():
             await self._ask()
-        wait, undecided = MIN_WAIT, 0
+        wait = MIN_WAIT
         while True:
             answer: Answer | None = None
             try:
@@ -187,8 +185,7 @@ class FederationClient:
             if self._kept is None and (settled or answer.lease is not None):
                 return self._fresh(answer.lease)
             wait = max(wait, answer.wait) if self._kept is None else wait
-            undecided += 1
-            if self._kept is not None and (answer.sequence >= self._sequence or undecided >= RESEND):
+            if self._kept is not None and answer.again:
                 self._notice("sent again", task=self._kept.task)
                 self._sequence = 0
                 return None

@@ -69,8 +69,8 @@ class Answer(wire.Sealed, frozen=True):
     """Empty: it was counted; otherwise why it was rejected."""
     frame: int
     """The fingerprint of its frame."""
-    sequence: int
-    """The log was processed up to here: an upload up to here that is not decided must be sent again."""
+    again: bool = False
+    """Whether the upload that waits for its receipt is not in the log, and must be sent again."""
     lease: Lease | None = None
     wait: float = WAIT_SECONDS
     """Ask again after this many seconds; 0: at once."""
@@ -113,8 +113,12 @@ class LeaseDesk:
         self.ended: str | None = None
         self.seen: dict[int, float] = {}
         """When each client was last heard."""
-        self.undecided: list[int] = []
-        """Clients that were told to send again."""
+        self.resends: set[int] = set()
+        """Clients that are to send their upload again."""
+        self._asked: dict[int, tuple[int, float]] = {}
+        """The upload that each client asked about, and when it did so first."""
+        self._read_at = 0.0
+        """When the log was last read to its end."""
         self._held: dict[int, _Held] = {}
         self._waiting: dict[int, None] = {}
         self._resting: dict[int, float] = {}
@@ -148,14 +152,23 @@ class LeaseDesk:
             self.snapshot_wanted = True
         self._receipts[client] = None
         if ask.task > self._state.last(client).task:
-            if ask.sequence <= self._state.sequence:
-                self.undecided.append(client)
+            if self._is_lost(client, ask.sequence, now):
+                self.resends.add(client)
             return
         self._give_up(client)  # it asks, so it does not train: it restarted, or missed the answer
         if ask.wants:
             self._waiting.setdefault(client)
         else:
             self._waiting.pop(client, None)
+
+    def _is_lost(self, client: int, sequence: int, now: float) -> bool:
+        """Whether an upload that is not decided is not in the log either.
+
+        It is not if the log was processed beyond it, or was read to its end after the client first asked.
+        """
+        if self._asked.get(client, (-1, 0.0))[0] != sequence:
+            self._asked[client] = sequence, now
+        return sequence <= self._state.sequence or self._read_at > self._asked[client][1]
 
     def _is_current(self, client: int, session: bytes, now: float) -> bool:
         """Whether this process is the client; if another may be, ask that one for a sign of life first."""
@@ -256,7 +269,7 @@ class LeaseDesk:
             task=last.task,
             reason=last.reason,
             frame=last.frame,
-            sequence=self._state.sequence,
+            again=client in self.resends,
             lease=lease,
             wait=wait,
             ended=self.ended,
@@ -265,6 +278,7 @@ class LeaseDesk:
 
     def expire(self, read_at: float) -> None:
         """Drop leases that had expired when the log was last read to its end."""
+        self._read_at = read_at
         for client in [client for client, held in self._held.items() if held.until <= read_at]:
             self._give_up(client)
 

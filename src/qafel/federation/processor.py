@@ -166,10 +166,10 @@ class Processor:
         if self._checkpoints.journal.unwritten:
             return
         desk.grant(time.monotonic())
-        for client in desk.undecided:
+        for client in desk.resends:
             if self.state.server.frame_limit > self._connection.max_payload:
                 await self._connection.purge(subjects.pieces, subject=subjects.piece(client))
-        desk.undecided.clear()
+        desk.resends.clear()
         outbox, desk.outbox = desk.outbox, []
         for client, answer in outbox:
             await self._connection.send(subjects.answer(client), answer.to_bytes())

@@ -3,9 +3,9 @@
 This module uses neither a clock nor the network. A server that continues from ``state()`` and reads on takes
 the same steps to the same increments, to the bit.
 
-An upload is *decided* once: it is counted, or rejected for a reason that its client is told. What cannot be
-read, or carries no token of a lease, is rejected and decides nothing: its sender sends again, or has no
-business here.
+An upload is *decided* once: it is counted, or rejected for a reason that its client is told. An entry that
+cannot be read, or that carries no token of a lease, is rejected and decides nothing; an honest client sends
+its update again.
 """
 
 import contextlib
@@ -164,7 +164,7 @@ class FederationState:
         try:
             update = wire.decode(frame, self.server.frame_limit)
         except FrameError:
-            return self.server.receive(frame, client)  # it says why
+            return self.server.receive(frame, client)  # it is rejected, with the reason
         if isinstance(update, Update) and update.client == client:
             if update.task != upload.task:
                 return [self._reject("no_lease", f"the lease is for task {upload.task}", update)]
