@@ -199,7 +199,8 @@ class FederationClient:
     async def _finish(self, reason: str) -> None:
         if self._kept is not None:
             self._settle(f"the training had ended: {reason}")
-        await self.follower.catch_up()
+        with contextlib.suppress(TimeoutError):  # the federation may be deleted meanwhile
+            await asyncio.wait_for(self.follower.catch_up(), MAX_WAIT)
         self.reason = reason
 
     async def _ended(self) -> bool:

@@ -71,6 +71,8 @@ class FederationServer:
         """Entries that were read and wait until an evaluation is done."""
         self._read_at = 0.0
         """When the log was last read to its end."""
+        self._points = 0
+        """The evaluations that are in the folder."""
         self._reason: str | None = None
         """Why the server has asked the log to end the training."""
         self._leads = False
@@ -216,7 +218,6 @@ class FederationServer:
             self._desk = LeaseDesk(self.state, 0, max_entries(self.state.server.frame_limit))
             await asyncio.to_thread(warm_up, job)
         state, self._standby = self.state, False
-        state.tracker.folder = self.folder
         await open_streams(connection, plan.replicas, state.server.frame_limit)
         await increments.open(plan.replicas, state.server)
         again = await open_log(connection, state, plan.replicas)
@@ -226,8 +227,6 @@ class FederationServer:
             self._checkpoints.journal.unwritten.append(Record(state.folded, again, "", b""))
         if first:
             self.folder.truncate(0)
-            for point in state.tracker.points:
-                self.folder.append(point)
         await self._start(increments)
         uploads = state.tracker.totals.uploads
         self._notice("ready", version=state.server.version, sequence=state.sequence, uploads=uploads)
@@ -274,6 +273,7 @@ class FederationServer:
             if time.monotonic() - processor.saved_at >= pause:
                 await processor.save()
         await self._evaluate()
+        await self._commit()
         await processor.save()
         await self._end(tracker.reason)
 
@@ -300,6 +300,9 @@ class FederationServer:
     async def _commit(self) -> None:
         """Let everybody know what was processed; note how much time has passed, restarts included."""
         await self._processor.commit()
+        for point in self.state.tracker.points[self._points :]:
+            await patiently(functools.partial(self.folder.append, point), self._notice)
+            self._points += 1
         now, tracker, limit = time.monotonic(), self.state.tracker, self.state.plan.time_limit
         tracker.totals.in_flight = self._desk.in_flight
         tracker.advance(tracker.totals.time + now - self._since)
