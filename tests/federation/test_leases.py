@@ -205,12 +205,12 @@ def test_a_receipt_says_what_became_of_the_last_task() -> None:
     lost = world.leases[0]
     world.now += 1
     world.ask(0, task=1, sequence=5)  # its upload is not processed yet, or was lost
-    assert (world.heard[0][-1].task, world.heard[0][-1].again) == (0, False)
+    assert (world.heard[0][-1].task, world.heard[0][-1].again) == (0, -1)
     world.ask(0, task=1, sequence=5)
-    assert not world.heard[0][-1].again, "the log was not read since"
+    assert world.heard[0][-1].again == -1, "the log was not read since"
     world.desk.expire(world.now + 1)
     world.ask(0, task=1, sequence=5)
-    assert world.heard[0][-1].again
+    assert world.heard[0][-1].again == 5
     assert world.heard[0][-1].lease is None
     world.desk.resends.clear()
     world.ask(0)

@@ -100,7 +100,10 @@ def test_a_federation_from_the_command_line(tmp_path: Path) -> None:
     start = [sys.executable, "-m", "qafel"]
     folder = str(tmp_path / "broker")
     broker = subprocess.Popen(
-        [*start, "broker", "--dir", folder, "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
+        [*start, "broker", "--dir", folder, "--port", "0", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell may ignore it
     )
     processes = [broker]
     try:

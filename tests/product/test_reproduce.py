@@ -130,13 +130,20 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> No
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "killed"), "--json"], stdout=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and not list((tmp_path / "killed").rglob("summary.json")):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     for out in ("killed", "whole"):
-        subprocess.run([*command, "--out", str(tmp_path / out)], check=True, capture_output=True, timeout=240)
+        while True:
+            done = subprocess.run(
+                [*command, "--out", str(tmp_path / out)], capture_output=True, text=True, timeout=240
+            )
+            # its orphaned workers end by themselves, a little later
+            if "another process is running in" not in done.stderr or time.monotonic() > deadline:
+                break
+        assert done.returncode == 0, done.stderr
     killed, whole = (json.loads((tmp_path / out / "table2.json").read_text()) for out in ("killed", "whole"))
     assert killed["numbers"] == whole["numbers"]
     assert killed["notes"] == whole["notes"]

@@ -185,7 +185,7 @@ class FederationClient:
             if self._kept is None and (settled or answer.lease is not None):
                 return self._fresh(answer.lease)
             wait = max(wait, answer.wait) if self._kept is None else wait
-            if self._kept is not None and answer.again:
+            if self._kept is not None and self._sequence and answer.again == self._sequence:
                 self._notice("sent again", task=self._kept.task)
                 self._sequence = 0
                 return None

@@ -69,8 +69,8 @@ class Answer(wire.Sealed, frozen=True):
     """Empty: it was counted; otherwise why it was rejected."""
     frame: int
     """The fingerprint of its frame."""
-    again: bool = False
-    """Whether the upload that waits for its receipt is not in the log, and must be sent again."""
+    again: int = -1
+    """The number of an upload that the client asked about and that is not in the log: send it again."""
     lease: Lease | None = None
     wait: float = WAIT_SECONDS
     """Ask again after this many seconds; 0: at once."""
@@ -113,8 +113,8 @@ class LeaseDesk:
         self.ended: str | None = None
         self.seen: dict[int, float] = {}
         """When each client was last heard."""
-        self.resends: set[int] = set()
-        """Clients that are to send their upload again."""
+        self.resends: dict[int, int] = {}
+        """Clients that are to send their upload again, and its number."""
         self._asked: dict[int, tuple[int, float]] = {}
         """The upload that each client asked about, and when it did so first."""
         self._read_at = 0.0
@@ -152,8 +152,9 @@ class LeaseDesk:
             self.snapshot_wanted = True
         self._receipts[client] = None
         if ask.task > self._state.last(client).task:
+            self.purge_wanted = self.purge_wanted or not ask.sequence  # it may need room for its upload
             if self._is_lost(client, ask.sequence, now):
-                self.resends.add(client)
+                self.resends[client] = ask.sequence
             return
         self._give_up(client)  # it asks, so it does not train: it restarted, or missed the answer
         if ask.wants:
@@ -168,7 +169,7 @@ class LeaseDesk:
         """
         if self._asked.get(client, (-1, 0.0))[0] != sequence:
             self._asked[client] = sequence, now
-        return sequence <= self._state.sequence or self._read_at > self._asked[client][1]
+        return 0 < sequence <= self._state.sequence or self._read_at > self._asked[client][1]
 
     def _is_current(self, client: int, session: bytes, now: float) -> bool:
         """Whether this process is the client; if another may be, ask that one for a sign of life first."""
@@ -195,6 +196,7 @@ class LeaseDesk:
     def decided(self, client: int, task: int, now: float, *, counted: bool, more: bool) -> None:
         """An upload was decided: its client may get another lease."""
         self.seen[client] = now
+        self._asked.pop(client, None)
         held = self._held.get(client)
         if held is not None and held.task <= task:
             del self._held[client]
@@ -269,7 +271,7 @@ class LeaseDesk:
             task=last.task,
             reason=last.reason,
             frame=last.frame,
-            again=client in self.resends,
+            again=self.resends.get(client, -1),
             lease=lease,
             wait=wait,
             ended=self.ended,

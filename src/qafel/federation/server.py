@@ -335,6 +335,7 @@ class FederationServer:
     async def _end(self, reason: str) -> None:
         """Say that the training has ended, once the result is stored."""
         await self._processor.snapshot(asked=True)
+        await self._connection.purge(self._connection.subjects.pieces)
         done = Done(reason, self.state.decided).to_bytes()
         if len(done) > self._connection.max_payload - 4096:
             done = Done(reason, {}).to_bytes()
