@@ -108,7 +108,8 @@ class BoundedBuffer(Buffer):
         self._norms: dict[int, float] = {}
         self._sorted: list[float] = []
         """The norms above zero, in order."""
-        self._delta = vectors.empty(size)
+        self._delta = vectors.zeros(size)
+        """Room for one update; zero between two of them."""
 
     @property
     def limit(self) -> float:
@@ -136,19 +137,20 @@ class BoundedBuffer(Buffer):
         from qafel import vector_kernels
 
         delta = self._delta
-        delta.fill(0)
-        with np.errstate(all="ignore"):
-            self.quantizer.decode_add(update.payload, delta)
+        try:
+            with np.errstate(all="ignore"):
+                self.quantizer.decode_add(update.payload, delta)
             norm = math.sqrt(vector_kernels.squared_norm(vectors.read_only(delta), 0, delta.size))
             limit = self.limit
             if math.isfinite(norm):
                 self._remember(update.client, norm)
             if not norm <= limit:
                 raise NormError(f"the update has norm {norm:.3g}; the limit is {limit:.3g}")
-            share = float(min(max(1, self.samples), self._max_samples)) if self._max_samples else 1.0
-            if weight * share != 1:
-                delta *= np.float32(weight * share)
-            self.sum += delta
+        except FrameError:
+            delta.fill(0)
+            raise
+        share = float(min(max(1, self.samples), self._max_samples)) if self._max_samples else 1.0
+        vector_kernels.add_and_clear(self.sum, np.float32(weight * share), delta)
         self._total += share
         self.count += 1
 

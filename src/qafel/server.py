@@ -228,23 +228,21 @@ class Server:
         from qafel import vector_kernels
 
         count = self.aggregator.count
-        momentum = vectors.copy(self._momentum) if self._drops else self._momentum
         total = vectors.as_vector(self.aggregator.finish(), self.job.size)
-        x, ahead = vectors.empty(self.job.size), vectors.empty(self.job.size)
+        momentum, x, ahead = (vectors.empty(self.job.size) for _ in range(3))
         beta, rate = np.float32(self.job.momentum), np.float32(self.job.server_rate)
         vector_kernels.server_step(
-            total, np.float32(count), beta, self._momentum, rate, self._x, self.hidden.x, x, ahead
+            total, np.float32(count), beta, self._momentum, rate, self._x, self.hidden.x, momentum, x, ahead
         )
         target = x if self._replaces else ahead
-        if self._drops and not (vectors.is_finite(x) and vectors.is_finite(ahead)):
-            self._momentum = momentum
+        if self._drops and not vectors.is_finite(ahead):
             return Dropped(self.version, count, f"the step from version {self.version} is beyond float32")
         try:
             seed = derive(self.job.seed, "increment", self.version)
             payload = self.hidden.step(target, self.server_quantizer, seed, replaces=self._replaces)
         except (VectorError, FrameError) as error:
             self._diverge(f"the model is beyond float32 at version {self.version} ({error}); lower the rates")
-        self._x = x
+        self._x, self._momentum = x, momentum
         residual = _distance(self._x, self.hidden.x)
         increment = Increment(self._job_id, self.version, self.hidden.digest, self._replaces, payload)
         frame = wire.encode(increment)

@@ -49,9 +49,17 @@ def squared_distance(x, y):
 
 
 @njit(nogil=True, cache=True)
-def server_step(total, count, beta, momentum, rate, x, hidden, new_x, ahead):
+def add_and_clear(total, weight, x):
+    """``total += weight · x``, and x becomes zero."""
+    for i in range(UINT(x.size)):
+        total[i] = np.float32(total[i] + np.float32(weight * x[i]))
+        x[i] = np.float32(0)
+
+
+@njit(nogil=True, cache=True)
+def server_step(total, count, beta, momentum, rate, x, hidden, new_momentum, new_x, ahead):
     """Take the server's step in one pass: m ← β·m + total/count, x ← x + rate·m, and x − x̂."""
     for i in range(UINT(x.size)):
-        momentum[i] = beta * momentum[i] + total[i] / count
-        new_x[i] = x[i] + rate * momentum[i]
+        new_momentum[i] = beta * momentum[i] + total[i] / count
+        new_x[i] = x[i] + rate * new_momentum[i]
         ahead[i] = new_x[i] - hidden[i]

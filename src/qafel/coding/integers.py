@@ -99,6 +99,8 @@ def write_streams(streams: list[bytes]) -> bytes:
 
 def read_streams(body: Bytes, count: int) -> list[Bytes] | None:
     """The inverse of ``write_streams``; None if these are not so many streams of words."""
+    if count == 1:
+        return [body] if len(body) and len(body) % 2 == 0 else None
     head = 4 * (count - 1)
     ends = list(accumulate(np.frombuffer(body[:head].tobytes(), np.uint32).tolist(), initial=head))
     pairs = list(pairwise([*ends, len(body)]))

@@ -1,4 +1,4 @@
-"""LLVM instructions that numba does not expose: comparing many numbers at once, and counting zero bits."""
+"""LLVM instructions that numba does not expose: work on many numbers at once, and counting zero bits."""
 
 from typing import Any
 
@@ -9,6 +9,15 @@ from numba.extending import intrinsic
 LANES = 32
 _BIT, _WORD = ir.IntType(1), ir.IntType(32)
 _NUMBERS = ir.VectorType(_WORD, LANES)
+TILE = 8
+_EXCHANGES = (
+    (1, (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)),
+    (2, (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)),
+    (4, (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)),
+)
+"""Distance of the rows that exchange numbers, and which numbers of both the first and the second one gets."""
+_ORDER = (0, 2, 1, 3, 4, 6, 5, 7)
+"""Where the columns are after the exchanges."""
 
 
 @intrinsic
@@ -44,6 +53,38 @@ def nonzero(typing_context: Any, numbers: Any, start: Any) -> Any:
         return builder.bitcast(far, ir.IntType(LANES))
 
     return types.uint32(numbers, types.uintp), build
+
+
+@intrinsic
+def transpose_tile(
+    typing_context: Any, source: Any, start: Any, target: Any, other_start: Any, width: Any
+) -> Any:
+    """Transpose a tile of 8 × 8 float32 numbers: from ``start`` in one matrix of ``width`` columns to
+    ``other_start`` in another one.
+    """
+    del typing_context, start, other_start, width
+    row = ir.VectorType(ir.FloatType(), TILE)
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def places(array: int) -> list[Any]:
+            data = context.make_array(signature.args[array])(context, builder, arguments[array]).data
+            offsets = (builder.mul(arguments[4], ir.Constant(arguments[4].type, k)) for k in range(TILE))
+            starts = (builder.gep(data, [builder.add(arguments[array + 1], offset)]) for offset in offsets)
+            return [builder.bitcast(place, row.as_pointer()) for place in starts]
+
+        rows = [builder.load(place, align=4) for place in places(0)]
+        for distance, *masks in _EXCHANGES:
+            for k in (k for k in range(TILE) if not k & distance):
+                pair = rows[k], rows[k + distance]
+                rows[k], rows[k + distance] = (
+                    builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(_WORD, TILE), mask))
+                    for mask in masks
+                )
+        for place, column in zip(places(2), _ORDER, strict=True):
+            builder.store(rows[column], place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(source, types.uintp, target, types.uintp, types.uintp), build
 
 
 @intrinsic

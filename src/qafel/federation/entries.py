@@ -7,6 +7,7 @@ lease was granted. So whether an upload is accepted follows from the log, withou
 
 import hashlib
 import hmac
+import struct
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -15,6 +16,7 @@ from qafel import wire
 
 TOKEN_BYTES = 16
 KEY_BYTES = 32
+_LEASE = struct.Struct("<3Q")
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
@@ -72,7 +74,7 @@ class Decision(wire.Sealed, frozen=True):
 
 def token(key: bytes, client: int, task: int, version: int) -> bytes:
     """The token of a lease."""
-    message = b"".join(number.to_bytes(8, "little") for number in (client, task, version))
+    message = _LEASE.pack(client, task, version)
     return hashlib.blake2b(message, key=key, digest_size=TOKEN_BYTES).digest()
 
 

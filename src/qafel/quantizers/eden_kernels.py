@@ -9,6 +9,7 @@ from numba import njit
 
 from qafel.coding.gaps import BLOCK
 from qafel.coding.numbers import F32, F64, U8, U32, UINT
+from qafel.coding.simd import TILE, transpose_tile
 from qafel.streams.kernels import fill
 
 SIDE = 32
@@ -43,9 +44,9 @@ def _columns(y):
 
 @njit(nogil=True, cache=True)
 def _transpose(y, out):
-    for row in range(ROW):
-        for column in range(ROW):
-            out[column * ROW + row] = y[row * ROW + column]
+    for row in range(UINT(0), ROW, UINT(TILE)):
+        for column in range(UINT(0), ROW, UINT(TILE)):
+            transpose_tile(y, row * ROW + column, out, column * ROW + row, ROW)
 
 
 @njit(nogil=True, cache=True)

@@ -122,7 +122,8 @@ class Rotated(Additive):
         streams = read_streams(body, _streams(out.size))
         if abs(top) > MAX_EXPONENT or streams is None:
             raise FrameError(f"{self.spec}: impossible exponent {top} or streams")
-        places, values = np.empty(count * BLOCK, np.int32), np.empty(count * BLOCK, np.int16)
+        room = scratch(6 * count * BLOCK)
+        places, values = room[: 4 * count * BLOCK].view(np.int32), room[4 * count * BLOCK :].view(np.int16)
 
         def read(start: int) -> int:
             end, mine = start + STREAM, slice(start // BLOCK, (start + STREAM) // BLOCK)
