@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -305,6 +306,41 @@ def induced(first: TwinQuantizer, rest: TwinQuantizer) -> TwinQuantizer:
     return quantize
 
 
+def adam(
+    x: Vector, g: Vector, t: int, moments: Any, *, rate: float, b1: float = 0.9, b2: float = 0.999, eps: float
+) -> tuple[Vector, Any]:
+    """Adam as in ``torch.optim``, along g."""
+    m, v = moments or (np.zeros_like(x), np.zeros_like(x))
+    m, v = F32(b1) * m + F32(1 - b1) * g, F32(b2) * v + F32(1 - b2) * (g * g)
+    step = F32(rate / (1 - product(b1, t)))
+    return x + step * (m / (np.sqrt(v) / F32(math.sqrt(1 - product(b2, t))) + F32(eps))), (m, v)
+
+
+def adagrad(x: Vector, g: Vector, t: int, moments: Any, *, rate: float, eps: float) -> tuple[Vector, Any]:
+    """Adagrad as in ``torch.optim``, along g."""
+    del t
+    v: Vector = g * g if moments is None else moments + g * g
+    return x + F32(rate) * (g / (np.sqrt(v) + F32(eps))), v
+
+
+def yogi(
+    x: Vector, g: Vector, t: int, moments: Any, *, rate: float, b1: float, b2: float, eps: float
+) -> tuple[Vector, Any]:
+    """Yogi, Algorithm 2 of its paper, along g."""
+    del t
+    m, v = moments or (np.zeros_like(x), np.zeros_like(x))
+    m, v = F32(b1) * m + F32(1 - b1) * g, v - F32(1 - b2) * (g * g) * np.sign(v - g * g)
+    return x + F32(rate) * (m / (np.sqrt(v) + F32(eps))), (m, v)
+
+
+def product(base: float, count: int) -> float:
+    """``base`` to a power, by multiplications only: no library decides the last bit."""
+    result = 1.0
+    for bit in reversed(f"{count:b}"):
+        result, base = result * base if bit == "1" else result, base * base
+    return result
+
+
 @dataclass
 class TwinServer:
     """Algorithm 1, QAFeL-server."""
@@ -317,6 +353,7 @@ class TwinServer:
     weight: Callable[[int], float] = lambda tau: 1.0
     seed: int = 0
     direct: bool = False
+    optimizer: Callable[[Vector, Vector, int, Any], tuple[Vector, Any]] | None = None
     version: int = 0
     count: int = 0
     hidden: Vector = field(init=False)
@@ -325,6 +362,7 @@ class TwinServer:
         self.hidden = self.x.copy()  # line 1: x̂⁰ ← x⁰
         self.total = np.zeros_like(self.x)
         self.m = np.zeros_like(self.x)
+        self.moments: Any = None
 
     def receive(self, delta: Vector, version: int) -> Vector | None:
         """Lines 5 to 16; returns q when a step was taken."""
@@ -333,8 +371,11 @@ class TwinServer:
         if self.count < self.buffer_size:
             return None
         mean = self.total / F32(self.buffer_size)
-        self.m = F32(self.momentum) * self.m + mean
-        self.x = self.x + F32(self.rate) * self.m
+        if self.optimizer is None:
+            self.m = F32(self.momentum) * self.m + mean
+            self.x = self.x + F32(self.rate) * self.m
+        else:
+            self.x, self.moments = self.optimizer(self.x, mean, self.version + 1, self.moments)
         q = self.quantize(
             self.x if self.direct else self.x - self.hidden, derive(self.seed, "increment", self.version)
         )

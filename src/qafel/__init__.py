@@ -27,6 +27,7 @@ from qafel.errors import (
     VectorError,
     WorkerError,
 )
+from qafel.optimizers import Optimizer, optimizer, register_optimizer, registered_optimizers
 from qafel.quantizers import (
     Measured,
     Quantizer,
@@ -60,6 +61,7 @@ __all__ = [
     "Missed",
     "MissingExtraError",
     "NormError",
+    "Optimizer",
     "OutOfSyncError",
     "QafelError",
     "QafelWarning",
@@ -78,8 +80,11 @@ __all__ = [
     "algorithm",
     "local_sgd",
     "measure",
+    "optimizer",
     "quantizer",
+    "register_optimizer",
     "register_quantizer",
+    "registered_optimizers",
     "registered_quantizers",
     "set_threads",
 ]

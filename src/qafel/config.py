@@ -18,6 +18,7 @@ import msgspec
 
 from qafel import wire
 from qafel.errors import ConfigError, SpecError
+from qafel.optimizers import Optimizer, Sgd, optimizer
 from qafel.quantizers import Contract, Quantizer, quantizer
 from qafel.vectors import MAX_SIZE, Layout
 
@@ -32,7 +33,7 @@ CLIENT_QUANTIZER, SERVER_QUANTIZER = "rotated:bits=0.5", "deadzone:step=1.8"
 SMALL_MODEL = 4096
 """Below this many coordinates a frame is mostly header, and four bits cost little."""
 MOMENTUM = 0.3
-"""The default server momentum of ``algorithm``."""
+"""The default server momentum of ``algorithm``, unless there is another server optimizer."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +61,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The seed of the quantizers and of everything else that is random."""
     layout: Layout | None = None
     """The model's named tensors, for quantizers that use them."""
+    server_optimizer: str | None = None
+    """A spec of ``qafel.optimizers``, in place of ``server_rate`` and ``momentum``."""
 
     def __post_init__(self) -> None:
         for name in ("size", "buffer_size", "max_staleness", "seed"):
@@ -92,10 +95,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             if q.max_bytes(self.size) > MAX_PAYLOAD:
                 raise ConfigError(f"a message of {q.spec} at {self.size} coordinates would exceed 4 GB")
             msgspec.structs.force_setattr(self, name, q.spec)
+        if self.server_optimizer is not None:
+            if self.momentum or self.server_rate != 1:
+                raise ConfigError(
+                    f"momentum and server_rate have no effect beside server_optimizer = "
+                    f"{self.server_optimizer!r}; leave them out, and give rate=… in the optimizer"
+                )
+            msgspec.structs.force_setattr(self, "server_optimizer", optimizer(self.server_optimizer).spec)
 
     def to_bytes(self) -> bytes:
         """The job as bytes, for a client that joins; ``id`` is their fingerprint."""
-        return msgspec.msgpack.encode(self)
+        fields = msgspec.structs.asdict(self)
+        if self.server_optimizer is None:
+            del fields["server_optimizer"]
+        return msgspec.msgpack.encode(fields)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Job":
@@ -115,6 +128,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         does not.
         """
         return self.broadcast == "model" or quantizer(self.server_quantizer).lossless
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """How the server moves the model."""
+        if self.server_optimizer is None:
+            return Sgd(self.server_rate, self.momentum)
+        return optimizer(self.server_optimizer)
 
     def quantizers(self) -> tuple[Quantizer, Quantizer]:
         """(Q_c, Q_s), bound to the layout."""
@@ -163,7 +183,10 @@ def algorithm(name: str, *, size: int, **options: Any) -> Job:
     unknown = sorted(set(options) - set(Job.__struct_fields__))
     if unknown:
         raise ConfigError(f"a job has no {unknown[0]!r}; it has {', '.join(Job.__struct_fields__)}")
-    return Job(size=size, **{**defaults(name, size), **options})
+    chosen = defaults(name, size)
+    if options.get("server_optimizer") is not None:
+        del chosen["momentum"]
+    return Job(size=size, **{**chosen, **options})
 
 
 def named_weight(name: str) -> Weight:

@@ -3,7 +3,7 @@ paper).
 
     on an update Δ with staleness τ:   sum ← sum + w(τ)·Δ,   k ← k + 1
     when k = K:                        m ← β·m + sum/K
-                                       x ← x + η_g·m
+                                       x ← x + η_g·m, or as ``server_optimizer`` says
                                        broadcast q ← Q_s(x − x̂)
                                        x̂ ← x̂ + q,   k ← 0,   t ← t + 1
 
@@ -77,6 +77,7 @@ class _State(wire.Sealed, frozen=True):
     job: bytes
     x: bytes
     momentum: bytes
+    """The state of the optimizer."""
     hidden: Snapshot
     aggregator: bytes
     seen: list[tuple[wire.Word, wire.Count, bytes]]
@@ -111,7 +112,9 @@ class Server:
                 stacklevel=2,
             )
         self._x = vectors.copy(vectors.as_vector(x, job.size))
-        self._momentum = vectors.zeros(job.size)
+        self._optimizer = job.optimizer
+        self._moments = [vectors.zeros(job.size) for _ in range(self._optimizer.slots)]
+        """The state of the optimizer."""
         self.hidden = HiddenState(self._x)
         self.log = IncrementLog()
         self.aggregator: Aggregator = (
@@ -225,14 +228,10 @@ class Server:
         return [Accepted(update.client, update.task, staleness, weight), *self.advance()]
 
     def _step(self) -> Stepped | Dropped:
-        from qafel import vector_kernels
-
         count = self.aggregator.count
         total = vectors.as_vector(self.aggregator.finish(), self.job.size)
-        momentum, x, ahead = (vectors.empty(self.job.size) for _ in range(3))
-        beta, rate = np.float32(self.job.momentum), np.float32(self.job.server_rate)
-        vector_kernels.server_step(
-            total, np.float32(count), beta, self._momentum, rate, self._x, self.hidden.x, momentum, x, ahead
+        moments, x, ahead = self._optimizer.step(
+            self.version, total, count, self._moments, self._x, self.hidden.x
         )
         target = x if self._replaces else ahead
         if self._drops and not vectors.is_finite(ahead):
@@ -242,7 +241,7 @@ class Server:
             payload = self.hidden.step(target, self.server_quantizer, seed, replaces=self._replaces)
         except (VectorError, FrameError) as error:
             self._diverge(f"the model is beyond float32 at version {self.version} ({error}); lower the rates")
-        self._x, self._momentum = x, momentum
+        self._x, self._moments = x, moments
         residual = _distance(self._x, self.hidden.x)
         increment = Increment(self._job_id, self.version, self.hidden.digest, self._replaces, payload)
         frame = wire.encode(increment)
@@ -284,7 +283,7 @@ class Server:
         return _State(
             job=self.job.to_bytes(),
             x=self._x.tobytes(),
-            momentum=self._momentum.tobytes(),
+            momentum=b"".join(moment.tobytes() for moment in self._moments),
             hidden=self.hidden.snapshot(self._job_id),
             aggregator=self.aggregator.state(),
             seen=self.seen.rows(),
@@ -310,7 +309,10 @@ class Server:
             job = Job.from_bytes(saved.job)
             x = read_model(saved.x, job.size)
             server = cls(job, x, weight=weight, aggregator=aggregator, drop_divergent=drop_divergent)
-            server._momentum = read_model(saved.momentum, job.size)
+            slots = len(server._moments)
+            server._moments = [
+                vectors.copy(part) for part in np.split(read_model(saved.momentum, slots * job.size), slots)
+            ]
             server.hidden = HiddenState.restore(saved.hidden, job.size)
         except FrameError as error:
             raise StateError(f"not the saved state of a server: {error}") from error

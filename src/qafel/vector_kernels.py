@@ -54,12 +54,3 @@ def add_and_clear(total, weight, x):
     for i in range(UINT(x.size)):
         total[i] = np.float32(total[i] + np.float32(weight * x[i]))
         x[i] = np.float32(0)
-
-
-@njit(nogil=True, cache=True)
-def server_step(total, count, beta, momentum, rate, x, hidden, new_momentum, new_x, ahead):
-    """Take the server's step in one pass: m ← β·m + total/count, x ← x + rate·m, and x − x̂."""
-    for i in range(UINT(x.size)):
-        new_momentum[i] = beta * momentum[i] + total[i] / count
-        new_x[i] = x[i] + rate * new_momentum[i]
-        ahead[i] = new_x[i] - hidden[i]

@@ -54,9 +54,8 @@ def quantizer_vector(spec: str, layout: Layout | None = None) -> dict[str, str]:
 
 def federation(algorithm: dict[str, Any]) -> dict[str, Any]:
     """Sixty uploads of two clients, one of them late; trained with nothing but exact arithmetic."""
-    job = Job(
-        size=SIZE, buffer_size=3, momentum=0.5, server_rate=0.5, staleness_weight="sqrt", seed=7, **algorithm
-    )
+    plain: dict[str, Any] = {} if "server_optimizer" in algorithm else {"momentum": 0.5, "server_rate": 0.5}
+    job = Job(size=SIZE, buffer_size=3, staleness_weight="sqrt", seed=7, **plain, **algorithm)
     server, clients = Server(job, vector()), [Client(job, vector(), client=k) for k in range(2)]
     late = b""
     for n in range(60):
@@ -80,6 +79,7 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
     "qafel": {},
     "fedbuff": {"client_quantizer": "identity", "server_quantizer": "identity"},
     "naive": {"broadcast": "model"},
+    **{name: {"server_optimizer": f"{name}:rate=0.01"} for name in ("sgd", "adam", "adagrad", "yogi")},
 }
 
 

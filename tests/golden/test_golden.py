@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qafel import quantizer, registered_quantizers, wire
+from qafel import quantizer, registered_optimizers, registered_quantizers, wire
 from specs import SPECS
 
 _spec = importlib.util.spec_from_file_location("make", Path(__file__).with_name("make.py"))
@@ -24,6 +24,10 @@ def test_quantizer_bytes(spec: str) -> None:
 
 def test_every_registered_quantizer_has_committed_bytes() -> None:
     assert {quantizer(spec).name for spec in VECTORS["quantizers"]} == set(registered_quantizers())
+
+
+def test_every_registered_optimizer_has_a_committed_federation() -> None:
+    assert set(registered_optimizers()) < set(VECTORS["federations"])
 
 
 def test_affine_bytes_with_a_layout() -> None:

@@ -95,7 +95,7 @@ class Arguments:
         if not (value.is_finite() and low <= value <= high and len(f"{value:f}") <= 10):
             near = min(max(value, low), high) if value.is_finite() else low
             near = near if len(f"{near:f}") <= 10 else round(near, 6)
-            problem = f"{key} must be a number from {low} to {high} (at most 10 characters), got {text!r}"
+            problem = f"{key} must be a number from {low:f} to {high:f} (at most 10 characters), got {text!r}"
             self.fail(self.places[key], problem, self._item(key, f"{near:f}"))
         return value.normalize() + 0
 
