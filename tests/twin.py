@@ -320,7 +320,7 @@ def adagrad(x: Vector, g: Vector, t: int, moments: Any, *, rate: float, eps: flo
     """Adagrad as in ``torch.optim``, along g."""
     del t
     v: Vector = g * g if moments is None else moments + g * g
-    return x + F32(rate) * (g / (np.sqrt(v) + F32(eps))), v
+    return (x + F32(rate) * (g / (np.sqrt(v) + F32(eps)))).astype(F32), v
 
 
 def yogi(

@@ -204,9 +204,9 @@ def test_updates_far_above_the_median_norm_are_refused_and_nobody_can_be_locked_
 def test_a_client_runs_only_what_its_owner_allowed(data: str, model: str, said: str) -> None:
     text = f'data = "{data}"\nmodel = "{model}"\n'
     with pytest.raises(ConfigError, match=said):
-        plan_training(text, plan().job(SIZE), 0)
-    check_allowed(parse_plan('data = "a:b"\nmodel = "c:d"\n'), None, ["a:b", "c:d"])
-    check_allowed(parse_plan('data = "/etc/passwd"\n'), "mine.npz", [])
+        plan_training(text, plan().job(SIZE), 0, {})
+    check_allowed(parse_plan('data = "a:b"\nmodel = "c:d"\n'), {}, ["a:b", "c:d"])
+    check_allowed(parse_plan('data = "/etc/passwd"\n'), {"data": "mine.npz"}, [])
 
 
 @pytest.mark.parametrize(

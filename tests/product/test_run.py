@@ -166,7 +166,10 @@ def test_the_timeline_alone_says_what_concurrency_and_staleness_will_be(tmp_path
         (["run", "--set", "sampling=all"], "sampling in --set must be 'replacement' or 'idle'"),
         (["run", "--set", "data=nowhere.npz"], "unknown data 'nowhere.npz'"),
         (["run", "--set", "model=cnnn"], "unknown model 'cnnn'"),
-        (["run", "--set", "clients=5"], "buffer_size (K) is 10, larger than the population of 5 clients"),
+        (
+            ["run", "--set", "clients=5", "--set", "buffer_size=10"],
+            "buffer_size (K) is 10, larger than the population of 5 clients",
+        ),
         (["run", "--set", "local_rate=-1"], "local_rate must be positive"),
         (["run", "--set", "client_quantizer=qsdg:4"], "nearest valid spec: 'qsgd:4'"),
         (["run", "--set", "arrivals=rounds"], "use the algorithm fedavg"),
@@ -251,7 +254,7 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path: Path) -> None:
     with saved_run(folder, *settings(data=path, model="mlp", uploads=100_000)):
         pass
     np.savez(path, x=rng.random((400, 5), dtype=np.float32), y=np.arange(400) % 2)
-    check_mistake("the data or the model has changed since the run began", "run", "--resume", str(folder))
+    check_mistake("the data, the model or the training has changed since the run began", "run", "--resume", str(folder))
 
 
 def test_a_damaged_checkpoint_gets_one_sentence(tmp_path: Path) -> None:

@@ -384,8 +384,8 @@ def test_frames_that_were_lost_are_noticed_when_a_run_is_resumed(tmp_path: Path)
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"data": 5}, "data must be text or a function"),
-        ({"model": None}, "model must be text or a function"),
+        ({"data": 5}, "the data must be .* got int"),
+        ({"model": None}, "model must be a name, an nn.Module, or a function"),
         ({"clients": -5}, "clients must be at least 1"),
         ({"concurrency": 10**30}, "concurrency must be at least 1 and below"),
         ({"local_rate": float("inf"), "data": "digits", "model": "mlp"}, "positive and finite"),
@@ -406,7 +406,12 @@ def test_numpy_numbers_and_paths_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, x=np.random.default_rng(0).random((100, 3)), y=np.arange(100) % 2)
     result = simulate(
-        data=path, model="logistic", clients=np.int64(12), local_rate=np.float64(0.1), uploads=20, workers=1
+        data=path,
+        model="logistic",
+        clients=np.int64(12),  # type: ignore[arg-type]
+        local_rate=np.float64(0.1),
+        uploads=20,
+        workers=1,
     )
     assert result.summary.clients == 12
 

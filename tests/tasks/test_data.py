@@ -249,9 +249,12 @@ def test_bad_arrays_get_one_sentence(tmp_path: Path) -> None:
     x = np.zeros((20, 3), np.float32)
     for columns, sentence in [
         ({"x": x}, "must have the arrays x"),
-        ({"x": x, "y": np.arange(19)}, "20 samples and 19 labels"),
+        ({"x": x, "y": np.arange(19)}, "20 samples and 19 targets"),
         ({"x": x, "y": np.arange(20) - 1}, "label -1 of sample 0 .* out of range"),
-        ({"x": x, "y": np.arange(20) / 2}, "label 0.5 of sample 1 .* out of range"),
+        (
+            {"x": x, "y": np.where(np.arange(20) > 0, 0.5, np.nan)},
+            "sample 0 of the targets .* not finite",
+        ),
         ({"x": np.array(["a"] * 20)[:, None], "y": np.arange(20)}, "must be numbers"),
     ]:
         np.savez(tmp_path / "a.npz", **columns)  # type: ignore[arg-type]
@@ -287,7 +290,7 @@ def test_damaged_idx_and_cifar_get_one_sentence(tmp_path: Path) -> None:
         ("digits", {"held_out": 1.0}, "held_out must be between"),
         ("digits", {"clients": 0}, "clients must be at least 1"),
         ("faces", {"partition": "iid"}, "its partition is natural"),
-        (lambda: 3, {}, "must return .* got int"),
+        (lambda: 3, {}, "the data must be .* got int"),
     ],
 )
 def test_a_bad_choice_gets_one_sentence(source: Any, options: dict[str, Any], sentence: str) -> None:

@@ -58,7 +58,7 @@ def _client(chosen: Plan, url: str, folder: Path, number: int) -> None:
     def train(x: Vector, task: Task) -> Vector:
         if not learned:
             job = Job(size=x.size)
-            learned.append(plan_training(chosen.to_toml(), job, number).train)
+            learned.append(plan_training(chosen.to_toml(), job, number, {}).train)
         time.sleep(PAUSE * (number + 1))
         delta: Vector = learned[0](x, task)
         return delta

@@ -96,7 +96,7 @@ def change(
     Example: qafel federation set faces uploads=20000 max_norm=5.0
     """
     from qafel.federation.entries import Change
-    from qafel.tasks.settings import parse
+    from qafel.tasks.values import parse
 
     pairs = [value.partition("=") for value in values]
     for value, (_, equals, _) in zip(values, pairs, strict=True):

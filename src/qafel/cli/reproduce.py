@@ -46,7 +46,7 @@ def reproduce(
     """
     from qafel import report
     from qafel import reproduce as studies
-    from qafel.tasks.settings import unknown
+    from qafel.tasks.values import unknown
 
     if name != "all" and name not in NAMES:
         raise unknown("study", name, (*NAMES, "all"))
@@ -76,7 +76,7 @@ def reproduce(
 
 def _parsed(changes: "Iterable[str]") -> dict[str, Any]:
     """Settings from key=value."""
-    from qafel.tasks.settings import parse
+    from qafel.tasks.values import parse
 
     settings = {}
     for text in changes:

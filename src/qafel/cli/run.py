@@ -29,7 +29,7 @@ WorkersOption = Annotated[int | None, Option("--workers", help="Worker processes
 
 
 class Live:
-    """A progress line: uploads/s, accuracy, MB, staleness, time to go."""
+    """A progress line: uploads/s, the main metric, MB, staleness, time to go."""
 
     def __init__(self, bar: Any, name: str) -> None:
         self._bar, self._name, self._last = bar, name, -1.0
@@ -38,6 +38,8 @@ class Live:
 
     def __call__(self, run: "Simulation", name: str | None = None) -> None:
         """Show how far the run is."""
+        from qafel.runs.result import main_metric
+
         seconds = run.seconds["total"]
         if name is not None and name != self._name and self._started:
             self._task, self._last = self._bar.add_task(name, figures=""), -1.0
@@ -48,9 +50,11 @@ class Live:
             return
         self._last = seconds
         tracker, totals = run.tracker, run.tracker.totals
-        accuracy = tracker.points[-1].smoothed.get("accuracy", 0.0) if tracker.points else 0.0
+        smoothed = tracker.points[-1].smoothed if tracker.points else {}
+        name = main_metric(smoothed)
         figures = (
-            f"{totals.uploads / seconds if seconds else 0:,.0f}/s  {100 * accuracy:.1f} %  "
+            f"{totals.uploads / seconds if seconds else 0:,.0f}/s  "
+            f"{show.metric(name, smoothed.get(name, math.nan))}  "
             f"↑{totals.bytes_up / 1e6:,.1f} ↓{totals.bytes_down / 1e6:,.1f} MB  "
             f"staleness {tracker.mean_staleness:.1f}"
         )
@@ -115,8 +119,9 @@ def run(
     else:
         folder, start = resume, sim.resume
     with live(folder.name, json) as bar, resumable():
+        callbacks = [sim.TensorBoard(folder / "tensorboard")] if tensorboard else []
         result = start(
-            folder, workers=workers, progress=bar, tensorboard=tensorboard, checkpoint_seconds=checkpoint
+            folder, workers=workers, progress=bar, callbacks=callbacks, checkpoint_seconds=checkpoint
         )
     if json:
         show.json({"folder": str(folder), **msgspec.structs.asdict(result.summary)})
@@ -130,7 +135,7 @@ def print_result(result: "Result", folder: Path) -> None:
     mode = "broadcast" if s.downlink == "broadcast" else "downloaded"
     row = {
         "algorithm": s.algorithm,
-        "accuracy": f"{100 * s.accuracy:.1f} %",
+        s.metric: show.metric(s.metric, s.smoothed.get(s.metric, math.nan)),
         "uploads": f"{s.uploads:,}",
         "MB up": f"{s.bytes_up / 1e6:,.2f}",
         f"MB {mode}": f"{s.bytes_down / 1e6:,.2f}",
@@ -141,6 +146,11 @@ def print_result(result: "Result", folder: Path) -> None:
     title = f"{s.algorithm}: {s.clients:,} clients, {s.size:,} parameters; ended by {s.reason}"
     show.table(title, list(row), [list(row.values())])
     show.line(f"\n{s.uploads / s.seconds['total']:,.0f} uploads/s, {s.version:,} server steps")
+    others = [f"{name} {show.metric(name, value)}" for name, value in s.smoothed.items() if name != s.metric]
+    if others:
+        show.line(f"Also measured: {', '.join(others)}")
+    if s.held_out:
+        show.line(f"Held out: {s.held_out}")
     if s.target:
         reached = f"{s.target['uploads']:,.0f} uploads, {s.target['bytes_up'] / 1e6:,.2f} MB up"
         show.line(f"Target {s.settings['target']} reached after {reached}")
@@ -193,14 +203,17 @@ def print_comparison(answer: dict[str, Any], title: str, json: bool) -> None:
     rows: list[Row] = answer["rows"]
     first = rows[0]
     target = any(row.reached is not None for row in rows)
-    columns = ["run", "accuracy", "uploads", "MB up", "MB down", "virtual time"] + ["reached"] * target
+    metrics = {row.metric for row in rows}
+    metric = metrics.pop() if len(metrics) == 1 else "loss"
+    columns = ["run", metric, "uploads", "MB up", "MB down", "virtual time"] + ["reached"] * target
     cells = []
     for row in rows:
         reached = [f"{row.reached}/{row.runs}"] if row.reached is not None else ["–"] * target
-        accuracy = _spread(row.accuracy, 100, 1, row.runs) + " %"
+        mean, spread = row.metrics.get(metric, (math.nan, 0.0))
+        value = show.metric(metric, mean) + (f" ± {show.metric(metric, spread)}" if row.runs > 1 else "")
         megabytes = [_spread(pair, 1e-6, 2, row.runs) for pair in (row.bytes_up, row.bytes_down)]
         uploads, time = _spread(row.uploads, 1, 0, row.runs), _spread(row.time, 1, 1, row.runs)
-        cells.append([row.name, accuracy, uploads, *megabytes, time, *reached])
+        cells.append([row.name, value, uploads, *megabytes, time, *reached])
     for row in rows[1:]:
         names = ("uploads", "bytes_up", "bytes_down", "time")
         ratios = [_ratio(getattr(row, name)[0], getattr(first, name)[0]) for name in names]

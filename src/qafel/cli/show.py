@@ -124,3 +124,10 @@ def at_least_one(**options: int) -> None:
 def yes(value: bool) -> str:
     """A tick or nothing."""
     return "✓" if value else "–"
+
+
+def metric(name: str, value: float) -> str:
+    """A metric for people: an accuracy in percent, anything else as it is."""
+    if value != value:
+        return "–"
+    return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.4g}"

@@ -57,7 +57,7 @@ def tune(
     _print(tuned, chosen.target)
 
 
-def _print(tuned: "Tuned", target: float | None) -> None:
+def _print(tuned: "Tuned", target: float | str | None) -> None:
     from qafel.tune import ALLOWANCE
 
     def reached(cell: str) -> "Callable[[Candidate], str]":

@@ -4,7 +4,9 @@
         serve(plan, broker.url, "runs/server")     in one process: returns the ``Result`` when it has ended
         join("qafel", broker.url, client=7)        in others: trains the plan's model on the plan's data
 
-``join(…, train=train)`` with ``train(x, task) -> delta`` trains your own model on your own data.
+The plan takes the words of ``qafel.sim.simulate``. A client may bring its own data, model, loss or optimizer
+(``join(…, data=(x, y), model=net)``), or train in its own way: ``join(…, train=train)`` with
+``train(x, task, samples) -> delta``.
 """
 
 import asyncio
@@ -13,18 +15,17 @@ import functools
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from qafel import files
-from qafel.client import Trainer
 from qafel.config import Job
 from qafel.errors import ConfigError
 from qafel.federation.broker import Broker
-from qafel.federation.client import Evaluator, FederationClient
+from qafel.federation.client import FederationClient
 from qafel.federation.entries import Report
 from qafel.federation.keys import Key, read
 from qafel.federation.leader import Leadership
@@ -35,7 +36,7 @@ from qafel.federation.plan import Plan, read_plan, read_welcome
 from qafel.federation.server import Evaluate, FederationServer
 from qafel.federation.state import FederationState
 from qafel.federation.subjects import Subjects
-from qafel.federation.trainer import Training, parse_plan, plan_training
+from qafel.federation.trainer import Training, own_training, parse_plan, plan_training
 from qafel.records import provenance
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Result, check_extras
@@ -110,9 +111,9 @@ def serve(
         learner = plan.learner()
         x, layout = learner.x, learner.layout
         evaluate = functools.partial(_evaluate, learner) if plan.evaluate_on == "server" else None
-        plan = plan.resolved(plan.job(x.size, layout), clients=learner.clients, engine=learner.engine_name)
+        plan = plan.resolved(learner)
     else:
-        plan = plan.resolved(plan.job(x.size, layout))
+        plan = plan.with_job(plan.job(x.size, layout))
     job, path = plan.job(x.size, layout), Path(state)
     exists = (path / "config.toml").is_file()
     folder = RunFolder.open(path) if exists else RunFolder.create(path, plan.to_toml())
@@ -222,10 +223,14 @@ def join(
     broker: str,
     *,
     client: int | None = None,
-    train: Trainer | None = None,
-    evaluate: Evaluator | None = None,
+    data: Any = None,
+    model: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
+    metrics: Any = None,
+    train: Callable[..., Any] | None = None,
+    evaluate: Callable[[Vector], Any] | None = None,
     samples: int = 0,
-    data: str | Path | None = None,
     allow: Sequence[str] = (),
     state: str | Path | None = None,
     keys: str | Path | None = None,
@@ -234,11 +239,13 @@ def join(
 ) -> Joined:
     """Run a client until the training has ended, or for so many tasks.
 
-    Without ``train``, it trains the plan's model: on ``data``, or on its share of the plan's data; a function
-    that the plan names is called only if ``allow`` has its name. With ``train``, ``evaluate(x) -> Report``
-    measures x̂ where clients evaluate, and ``samples`` counts where updates are weighted. ``state`` is a
-    folder for x̂ and the update that has no receipt; a client that restarts continues from it. ``client`` is
-    the number in the key file, or 0 without one. SIGTERM ends the client after the task at hand.
+    Without ``train``, it trains the plan's model: on ``data``, or on its share of the plan's data. ``data``,
+    ``model``, ``loss``, ``optimizer`` and ``metrics`` take the place of the plan's; a function that the plan
+    names is called only if ``allow`` has its name. With ``train(x̂, task, samples) -> delta``,
+    ``evaluate(x̂)`` measures where clients evaluate, as a Report or as means by name, and ``samples`` counts
+    where updates are weighted. ``state`` is a folder for x̂ and the update that has no receipt; a client that
+    restarts continues from it. ``client`` is the number in the key file, or 0 without one. SIGTERM ends the
+    client after the task at hand.
     """
     key = _key(keys, name, "client", client)
     number = client if client is not None else (key.client or 0) if key is not None else 0
@@ -246,22 +253,15 @@ def join(
     if folder is not None:
         folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.lock()
-    training = Training(train, evaluate, samples) if train is not None else None
+    own: dict[str, Any] = {"data": data, "model": model, "loss": loss, "optimizer": optimizer}
+    mine = {name: value for name, value in (own | {"metrics": metrics}).items() if value is not None}
+    training = own_training(train, evaluate, samples, data) if train is not None else None
+    path = folder.path if folder else None
+    prepare = functools.partial(
+        _prepare, client=number, training=training, mine=mine, allow=allow, folder=path, notice=notice
+    )
     try:
-        return asyncio.run(
-            _join(
-                name,
-                broker,
-                number,
-                training,
-                data,
-                allow,
-                folder.path if folder else None,
-                key,
-                tasks,
-                notice,
-            )
-        )
+        return asyncio.run(_join(name, broker, number, key, tasks, notice, prepare))
     finally:
         if folder is not None:
             folder.close()
@@ -271,13 +271,10 @@ async def _join(
     name: str,
     broker: str,
     client: int,
-    training: Training | None,
-    data: str | Path | None,
-    allow: Sequence[str],
-    folder: Path | None,
     key: Key | None,
     tasks: int | None,
     notice: Notice,
+    prepare: Callable[[Connection], Awaitable[FederationClient]],
 ) -> Joined:
     clients: list[FederationClient] = []
     current = asyncio.current_task()
@@ -291,7 +288,7 @@ async def _join(
     async def run() -> None:
         connection = await _connect(broker, name, client, key, notice)
         try:
-            clients.append(await _prepare(connection, client, training, data, allow, folder, notice))
+            clients.append(await prepare(connection))
             await clients[0].run(tasks)
         finally:
             await connection.close()
@@ -319,9 +316,10 @@ async def _join(
 
 async def _prepare(
     connection: Connection,
+    *,
     client: int,
     training: Training | None,
-    data: str | Path | None,
+    mine: dict[str, Any],
     allow: Sequence[str],
     folder: Path | None,
     notice: Notice,
@@ -330,7 +328,7 @@ async def _prepare(
     welcome = await read_welcome(connection, lambda error: notice("waiting", detail=str(error)))
     job, plan = Job.from_bytes(welcome.job), parse_plan(welcome.plan)
     if training is None:
-        training = await asyncio.to_thread(plan_training, welcome.plan, job, client, data, allow)
+        training = await asyncio.to_thread(plan_training, welcome.plan, job, client, mine, allow)
     return FederationClient(
         connection,
         job,

@@ -13,7 +13,8 @@ from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FormatError, FrameError
 from qafel.federation.nats import Connection, retry
 from qafel.federation.subjects import Subjects
-from qafel.tasks.settings import Learning, read_file
+from qafel.tasks.settings import Learning
+from qafel.tasks.values import read_file
 
 
 class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,10 +30,6 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pause of a client between two tasks."""
     max_norm: float = 1e6
     """Updates with a larger norm are rejected, and those above 30 times the median norm."""
-    weighting: Literal["equal", "samples"] = "equal"
-    """Whether all updates of a buffer weigh the same, or as many samples as their clients say."""
-    max_samples: int = 1000
-    """With ``weighting = "samples"``: no update weighs more than this many samples."""
     evaluate_on: Literal["server", "clients"] = "server"
     """The server evaluates x on its held-out samples, or clients evaluate x̂ on theirs."""
     checkpoint_seconds: float = 1.0
@@ -43,7 +40,7 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         Subjects(self.name)
-        for name in ("concurrency", "max_samples", "replicas"):
+        for name in ("concurrency", "replicas"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("lease_seconds", "rest_seconds", "checkpoint_seconds"):
@@ -51,6 +48,9 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ConfigError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         if not 0 < self.max_norm < math.inf:
             raise ConfigError(f"max_norm must be positive and finite, got {self.max_norm}")
+        for name in ("aggregator", "weight"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"a federation has its own {name}, which limits what one client can do")
         if self.algorithm == "fedavg":
             raise ConfigError("a federation is asynchronous, and fedavg is not; use fedbuff or qafel")
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from qafel.buffer import MAX_RATIO
 from qafel.federation.entries import Report
-from qafel.runs.tracker import TARGET
 
 MAX_REPORTS = 1000
 """The newest reports of so many clients are combined."""
@@ -38,7 +37,7 @@ def combined(reports: Collection[Report], max_samples: int) -> dict[str, float]:
         values = np.array([report.sums[name] / report.samples for report in having])
         sizes = np.abs(values[values != 0])
         limit = MAX_RATIO * statistics.median_low(sizes.tolist()) if sizes.size else 0.0
-        values = values.clip(0.0, 1.0) if name == TARGET else values.clip(-limit, limit)
+        values = values.clip(0.0, 1.0) if name == "accuracy" else values.clip(-limit, limit)
         weights = [min(report.samples, max_samples) for report in having]
         means[name] = float(np.average(values, weights=weights))
     return means

@@ -24,9 +24,10 @@ from qafel.errors import ConfigError, DivergenceError, FrameError, QafelError, Q
 from qafel.federation.entries import KEY_BYTES, Change, Decision, Report, Skip, Stop, Upload, is_token
 from qafel.federation.plan import Plan
 from qafel.federation.reports import combined, remember
-from qafel.runs.tracker import TARGET, Totals, Tracker, reached
+from qafel.runs.tracker import Totals, Tracker
 from qafel.server import Accepted, Event, Server
-from qafel.tasks.settings import checked
+from qafel.tasks.target import parse_target
+from qafel.tasks.values import checked
 from qafel.vectors import Vector
 from qafel.wire import Rejected, Update
 
@@ -199,10 +200,12 @@ class FederationState:
         """
         try:
             point = self.tracker.evaluated(metrics)
-            enough = len(self.tracker.points) > self.plan.smoothing
-            if self.plan.evaluate_on == "clients":
-                enough = enough and TARGET in point.smoothed  # what clients report is not ours to correct
-            reason = "target" if enough and reached([point], self.plan.target) else None
+            target, enough = parse_target(self.plan.target), len(self.tracker.points) > self.plan.smoothing
+            if target is not None and self.plan.evaluate_on == "clients":
+                enough = (
+                    enough and target.metric in point.smoothed
+                )  # what clients report is not ours to correct
+            reason = "target" if enough and target is not None and target.reached(point.smoothed) else None
         except DivergenceError as error:
             reason = f"diverged: {error}"
         if reason is not None and self.plan.evaluate_on == "clients":

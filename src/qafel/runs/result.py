@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import msgspec
 from qafel import report
 from qafel.errors import ConfigError, MissingExtraError
 from qafel.runs.folder import RunFolder
+from qafel.tasks.target import parse_target
 from qafel.vectors import Layout, Vector
 
 PANELS = (
@@ -75,6 +76,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     digest: str
     """The digests of the final model and hidden state."""
+    held_out: str = ""
+    """Which samples the metrics were measured on."""
     settings: dict[str, Any]
     provenance: dict[str, Any]
 
@@ -82,6 +85,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     def accuracy(self) -> float:
         """The smoothed accuracy at the end; not a number where it was not measured."""
         return self.smoothed.get("accuracy", math.nan)
+
+    @property
+    def metric(self) -> str:
+        """The metric that stands for the run: that of the target, the accuracy, or the first one."""
+        target = parse_target(self.settings.get("target"))
+        return target.metric if target is not None else main_metric(self.smoothed)
 
 
 class Result:
@@ -126,10 +135,10 @@ class Result:
         return self.layout.unflatten(self.x) if self.layout else {"x": self.x}
 
     def figure(self, path: str | Path) -> Path:
-        """Draw accuracy against uploads, MB up, MB down and virtual time."""
+        """Draw the main metric against uploads, MB up, MB down and virtual time."""
         return figure({self.summary.algorithm: [self]}, Path(path))
 
-    def write(self, folder: RunFolder, *, tensorboard: bool = False) -> None:
+    def write(self, folder: RunFolder) -> None:
         """Write the model, the figures and, last, the summary: without it a folder is not a result."""
         from safetensors.numpy import save
 
@@ -143,29 +152,13 @@ class Result:
                     report.histogram(folder.path / "staleness.png", histogram, "staleness", "updates")
             except MissingExtraError:
                 pass  # the numbers are complete without figures
-            if tensorboard:
-                self._export(folder)
         folder.finish(self.summary)
 
-    def _export(self, folder: RunFolder) -> None:
-        """Write the evaluations for TensorBoard."""
-        from torch.utils.tensorboard import SummaryWriter
 
-        with SummaryWriter(str(folder.path / "tensorboard")) as writer:
-            for point in self.points:
-                costs = ("bytes_up", "bytes_down", "staleness", "time", "residual")
-                values = {name: getattr(point, name) for name in costs} | point.metrics
-                values |= {f"smoothed {name}": value for name, value in point.smoothed.items()}
-                for name, value in values.items():
-                    writer.add_scalar(name, value, point.uploads)
-
-
-def check_extras(*, tensorboard: bool = False) -> None:
+def check_extras() -> None:
     """Raise MissingExtraError, before a run starts, if its result could not be written."""
     if importlib.util.find_spec("safetensors") is None:
         raise MissingExtraError("saving models", "torch")
-    if tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise MissingExtraError("exporting to TensorBoard", "tensorboard")
 
 
 def load(folder: str | Path) -> Result:
@@ -191,23 +184,28 @@ def load(folder: str | Path) -> Result:
 
 
 def figure(groups: dict[str, list[Result]], path: Path) -> Path:
-    """Draw the smoothed accuracy of each group (one run, or several seeds) against what it cost.
-
-    Where it was not measured, another metric takes its place.
-    """
-    measured = {name for results in groups.values() for r in results for p in r.points for name in p.smoothed}
-    metric = "accuracy" if "accuracy" in measured or not measured else min(measured)
+    """Draw the main metric, smoothed, of each group (one run, or several seeds) against what it cost."""
+    runs = [result for results in groups.values() for result in results if result.points]
+    names = {result.summary.metric for result in runs} or {"accuracy"}
+    shared = [name for name in runs[0].points[0].smoothed if all(name in r.points[0].smoothed for r in runs)]
+    metric = names.pop() if len(names) == 1 else main_metric(shared)
     panels = []
     for label, name, unit in PANELS:
         lines = []
         for group, results in groups.items():
-            runs = [
+            curves = [
                 ([getattr(p, name) * unit for p in r.points], [p.smoothed[metric] for p in r.points])
                 for r in results
             ]
-            lines.append((group, runs))
+            lines.append((group, curves))
         panels.append((label, lines))
     return report.bands(path, panels, metric)
+
+
+def main_metric(names: Iterable[str]) -> str:
+    """The accuracy if it is measured, otherwise the first metric."""
+    listed = list(names)
+    return "accuracy" if "accuracy" in listed or not listed else listed[0]
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:

@@ -8,27 +8,28 @@ Every driver holds one and feeds it events:
     evaluated(metrics)        the model was measured on held-out samples
 
 The first stop condition that is met sets ``reason``: the target, the number of uploads, the byte budget, or
-the time limit. Metrics have names; ``loss`` must not explode, and the target is about the smoothed
-``accuracy``.
+the time limit, or a callback. Metrics have names; ``loss`` must not explode, and the target is about one
+smoothed metric.
 """
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from qafel.errors import ConfigError, DivergenceError
+from qafel.errors import DivergenceError
 from qafel.hidden import digest
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Point, Summary
 from qafel.server import Accepted, Event, Server, Stepped
 from qafel.tasks.settings import Learning
+from qafel.tasks.target import parse_target
 
-TARGET = "accuracy"
-"""The metric that a target is about."""
+Callback = Callable[[Point], Any]
+"""Called with every evaluation; if it returns True, the run ends."""
 MAX_LOSS_GROWTH = 100.0
 """A run stops when its smoothed loss is more than this many times its first loss."""
 
@@ -60,8 +61,10 @@ class Totals(msgspec.Struct, array_like=True):
 class Tracker:
     """Follows one run under its settings; ``folder``, if there is one, gets a line for each evaluation."""
 
-    def __init__(self, settings: Learning, folder: RunFolder | None = None) -> None:
-        self.settings, self.folder = settings, folder
+    def __init__(
+        self, settings: Learning, folder: RunFolder | None = None, callbacks: Sequence[Callback] = ()
+    ) -> None:
+        self.settings, self.folder, self._callbacks = settings, folder, callbacks
         self.totals = Totals()
 
     @property
@@ -152,9 +155,19 @@ class Tracker:
         totals.points.append(point)
         if self.folder is not None:
             self.folder.append(point)
-        if len(totals.points) > settings.smoothing and reached([point], settings.target):
+        target = parse_target(settings.target)
+        if target is not None and target.reached(point.smoothed) and len(totals.points) > settings.smoothing:
             totals.reason = "target"
+        for callback in self._callbacks:
+            if callback(point) is True:
+                self.end(f"callback {getattr(callback, '__name__', type(callback).__name__)}")
         return point
+
+    def replay(self) -> None:
+        """Show the saved evaluations to the callbacks, when a run is resumed."""
+        for point in self.totals.points:
+            for callback in self._callbacks:
+                callback(point)
 
     def _check_loss(self, point: Point) -> None:
         if "loss" not in point.metrics:
@@ -175,6 +188,7 @@ class Tracker:
         workers: int,
         seconds: Mapping[str, float],
         provenance: dict[str, Any],
+        held_out: str = "",
     ) -> Summary:
         """The totals of a run that has ended."""
         totals, settings, job = self.totals, self.settings, server.job
@@ -212,23 +226,18 @@ class Tracker:
             seconds={name: round(value, 4) for name, value in seconds.items()},
             workers=workers,
             digest=model_digest(server),
+            held_out=held_out,
             settings=settings.values(),
             provenance=provenance,
         )
 
 
-def reached(points: Sequence[Point], target: float | None) -> Point | None:
-    """The first point whose smoothed accuracy is at least ``target``."""
-    if target is None:
+def reached(points: Sequence[Point], target: float | str | None) -> Point | None:
+    """The first point whose smoothed metrics reach the target."""
+    wanted = parse_target(target)
+    if wanted is None:
         return None
-    for point in points:
-        if TARGET not in point.smoothed:
-            raise ConfigError(
-                f"a target needs the metric {TARGET}; the evaluation has {list(point.smoothed)}"
-            )
-        if point.smoothed[TARGET] >= target:
-            return point
-    return None
+    return next((point for point in points if wanted.reached(point.smoothed)), None)
 
 
 def sum_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

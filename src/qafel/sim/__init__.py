@@ -1,27 +1,33 @@
 """The simulator: asynchronous federated training on a virtual clock, in real frames.
 
 ``simulate(data=…, model=…, algorithm=…, uploads=…)`` runs and returns a ``Result``; the names are those of
-``Settings``. ``resume(folder)`` continues a run that was interrupted, ``load(folder)`` reads one that has
-ended.
+``Settings``. Model, data, loss, metrics, optimizer or the whole training may be your own. ``resume(folder)``
+continues a run that was interrupted, ``load(folder)`` reads one that has ended.
 """
 
+import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
 from qafel import wire
 from qafel.errors import ConfigError, FormatError, FrameError, QafelWarning, StateError, Stopped
 from qafel.records import provenance
+from qafel.runs.callbacks import Csv, EarlyStopping, TensorBoard
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Point, Result, Summary, check_extras, load
+from qafel.runs.tracker import Callback
 from qafel.sim.settings import Settings, make_settings, read_settings
 from qafel.sim.simulation import CHECKPOINT_SECONDS, Simulation
 from qafel.sim.timeline import Event, Timeline
+from qafel.tasks.settings import FUNCTIONS
 
 __all__ = [
+    "Csv",
+    "EarlyStopping",
     "Event",
     "Point",
     "Result",
@@ -29,27 +35,70 @@ __all__ = [
     "Simulation",
     "Stopped",
     "Summary",
+    "TensorBoard",
     "Timeline",
     "load",
     "make_settings",
+    "metric",
     "read_settings",
     "resume",
     "simulate",
 ]
 
+
+def __getattr__(name: str) -> Any:
+    if name == "metric":  # it needs PyTorch, and importing the simulator must not
+        from qafel.tasks.measures import metric
+
+        return metric
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 Progress = Callable[[Simulation], None]
+P = ParamSpec("P")
+R = TypeVar("R")
 PACKAGES = ("qafel", "numpy", "numba", "torch")
 
 
+class Options(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keywords of ``simulate``: the settings, and how they are run."""
+
+    out: str | Path | None = None
+    """A folder for the run."""
+    workers: int | None = None
+    """The number of processes; by default one per core."""
+    callbacks: Sequence[Callback] = ()
+    """Called with every evaluation; one that returns True ends the run."""
+    progress: Progress = lambda _: None
+    """Called after every event."""
+
+
+def _keywords_of(kind: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function the keywords of a class: editors complete them, and type checkers check them."""
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        function.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_keywords_of(Options)
 def simulate(
     *,
     out: str | Path | None = None,
     workers: int | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: Progress = lambda _: None,
     **values: Any,
 ) -> Result:
-    """Run a simulation; ``out`` is a folder for it, ``workers`` the number of processes (default: cores)."""
-    return run(make_settings(values), None if out is None else Path(out), workers=workers, progress=progress)
+    """Run a simulation; the other keywords are ``Settings``.
+
+    ``out`` is a folder for the run, ``workers`` the number of processes (by default one per core);
+    ``callbacks`` are called with every evaluation, and one that returns True ends the run.
+    """
+    path = None if out is None else Path(out)
+    return run(make_settings(values), path, workers=workers, callbacks=callbacks, progress=progress)
 
 
 def run(
@@ -57,19 +106,28 @@ def run(
     out: Path | None = None,
     *,
     workers: int | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: Progress = lambda _: None,
-    tensorboard: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Result:
     """Run these settings; in a folder, save a checkpoint every ``checkpoint_seconds``."""
-    check_extras(tensorboard=tensorboard)
-    options: Any = {"workers": workers, "checkpoint_seconds": checkpoint_seconds, "progress": progress}
+    if out is not None:
+        check_extras()
     learner = chosen.learner()
-    settings = _resolved(chosen, learner)
+    settings = chosen.resolved(learner, arrivals=chosen.arrival_process)
     folder = None if out is None else RunFolder.create(out, header(chosen) + settings.to_toml())
     try:
-        simulation = Simulation(settings, learner, folder=folder, layout=learner.layout, **options)
-        return _finish(simulation, tensorboard)
+        simulation = Simulation(
+            settings,
+            learner,
+            folder=folder,
+            layout=learner.layout,
+            workers=workers,
+            callbacks=callbacks,
+            progress=progress,
+            checkpoint_seconds=checkpoint_seconds,
+        )
+        return _finish(simulation)
     except BaseException:
         if folder is not None and folder.checkpoint() is None:
             folder.remove()  # there is nothing to resume from
@@ -84,49 +142,58 @@ def header(chosen: Settings) -> str:
     return f"# requested settings: {wire.fingerprint(chosen.to_toml().encode()):016x}\n"
 
 
-def _resolved(chosen: Settings, learner: Any) -> Settings:
-    """The settings with the values that follow from the model, the data and the algorithm."""
-    job = chosen.job(learner.x.size, learner.layout)
-    return chosen.resolved(
-        job, clients=learner.clients, arrivals=chosen.arrival_process, engine=learner.engine_name
-    )
-
-
 def resume(
     out: str | Path,
     *,
     workers: int | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: Progress = lambda _: None,
-    tensorboard: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     **functions: Any,
 ) -> Result:
     """Continue the run in a folder, to the same bytes as if it had never been interrupted.
 
-    If its data or model was a function that cannot be imported, pass it again: ``model=…, data=…``.
+    Objects that cannot be imported are passed again: ``resume(folder, model=net, loss=…)``. Callbacks see the
+    saved evaluations again.
     """
-    check_extras(tensorboard=tensorboard)
-    options: Any = {"workers": workers, "checkpoint_seconds": checkpoint_seconds, "progress": progress}
+    check_extras()
     folder = RunFolder.open(Path(out))
     try:
-        chosen = read_settings(folder.path / "config.toml")
-        config = chosen.to_toml()
-        if functions:
-            chosen = msgspec.structs.replace(chosen, **functions)
-        if chosen.to_toml() != config:
-            raise ConfigError("a run is resumed with its own settings; only functions can be passed again")
+        chosen = _with_functions(read_settings(folder.path / "config.toml"), functions)
         learner = chosen.learner()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QafelWarning)
-            simulation = Simulation(chosen, learner, folder=folder, layout=learner.layout, **options)
+            simulation = Simulation(
+                chosen,
+                learner,
+                folder=folder,
+                layout=learner.layout,
+                workers=workers,
+                callbacks=callbacks,
+                progress=progress,
+                checkpoint_seconds=checkpoint_seconds,
+            )
             saved = folder.checkpoint()
             if saved is None:
                 folder.truncate(0)
             else:
                 _restore(simulation, saved)
-        return _finish(simulation, tensorboard)
+        return _finish(simulation)
     finally:
         folder.close()
+
+
+def _with_functions(chosen: Settings, functions: dict[str, Any]) -> Settings:
+    """The settings with objects that are passed again, under the same names as before."""
+    for name in functions:
+        if name not in FUNCTIONS:
+            raise ConfigError(f"a run is resumed with its own settings; {name!r} cannot be changed")
+    again = msgspec.structs.replace(chosen, **functions)
+    for name in functions:
+        before, now = chosen.values()[name], again.values()[name]
+        if before != now:
+            raise ConfigError(f"{name} was {before} when the run began, and is {now} now; pass the same one")
+    return again
 
 
 def _restore(simulation: Simulation, saved: bytes) -> None:
@@ -138,7 +205,7 @@ def _restore(simulation: Simulation, saved: bytes) -> None:
         raise StateError(f"the checkpoint is damaged: {error}; start the run again") from error
 
 
-def _finish(simulation: Simulation, tensorboard: bool) -> Result:
+def _finish(simulation: Simulation) -> Result:
     """Run to the end and write the result."""
     simulation.run()
     tracker, server, folder = simulation.tracker, simulation.server, simulation.folder
@@ -153,10 +220,11 @@ def _finish(simulation: Simulation, tensorboard: bool) -> Result:
         clients=simulation.learner.clients,
         workers=simulation.workers,
         seconds=seconds,
+        held_out=getattr(getattr(simulation.learner, "population", None), "held_out_from", ""),
         provenance=provenance(*PACKAGES),
     )
     path = folder.path if folder else None
     result = Result(summary, tracker.points, simulation.x.copy(), server.job.layout, path)
     if folder is not None:
-        result.write(folder, tensorboard=tensorboard)
+        result.write(folder)
     return result

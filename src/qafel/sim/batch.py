@@ -86,7 +86,7 @@ def _one(chosen: Settings, folder: Path, workers: int, tell: Tell) -> None:
         nonlocal last
         if run.tracker.totals.uploads - last >= 100:
             last, points = run.tracker.totals.uploads, run.tracker.points
-            tell(State(folder.name, last, points[-1].smoothed["accuracy"] if points else 0.0))
+            tell(State(folder.name, last, points[-1].smoothed.get("accuracy", 0.0) if points else 0.0))
 
     try:
         comparison.one(chosen, folder, workers, progress)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,7 +13,7 @@ from qafel.errors import ConfigError
 from qafel.runs.result import Result, load, mean_std
 from qafel.sim.settings import Settings, read_settings
 from qafel.sim.simulation import Simulation
-from qafel.tasks.settings import unknown
+from qafel.tasks.values import unknown
 
 Groups = dict[str, list[Result]]
 Group = Sequence[Settings] | Sequence[Result]
@@ -32,7 +33,10 @@ class Row(msgspec.Struct, frozen=True):
     runs: int
     reached: int | None
     """How many runs reached the target; None without one."""
-    accuracy: tuple[float, float]
+    metric: str
+    """The metric that stands for the runs."""
+    metrics: dict[str, tuple[float, float]]
+    """The smoothed metrics at the end."""
     uploads: tuple[float, float]
     bytes_up: tuple[float, float]
     bytes_down: tuple[float, float]
@@ -118,10 +122,12 @@ def table(results: Groups) -> list[Row]:
 
 
 def _row(name: str, runs: list[Result]) -> Row:
-    accuracy = mean_std([run.summary.accuracy for run in runs])
+    names = [name for name in runs[0].summary.smoothed if all(name in run.summary.smoothed for run in runs)]
+    metrics = {name: mean_std([run.summary.smoothed[name] for run in runs]) for name in names}
+    known: Any = {"metric": runs[0].summary.metric, "metrics": metrics}
     if runs[0].summary.settings.get("target") is None:
-        costs = {cost: mean_std([getattr(run.summary, cost) for run in runs]) for cost in COSTS}
-        return Row(name, len(runs), None, accuracy, **costs)
+        known |= {cost: mean_std([getattr(run.summary, cost) for run in runs]) for cost in COSTS}
+        return Row(name, len(runs), None, **known)
     there = [target for run in runs if (target := reached(run))]
-    costs = {cost: mean_std([target[cost] for target in there]) for cost in COSTS}
-    return Row(name, len(runs), len(there), accuracy, **costs)
+    known |= {cost: mean_std([target[cost] for target in there]) for cost in COSTS}
+    return Row(name, len(runs), len(there), **known)

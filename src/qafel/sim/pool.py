@@ -30,8 +30,10 @@ class Learner(Protocol):
 
     x: Vector
     clients: int
-    fingerprint: int
-    """A fingerprint of the data and the model: a run must be resumed with the same."""
+
+    @property
+    def fingerprint(self) -> int:
+        """A fingerprint of the data, the model and the training: a run must be resumed with the same."""
 
     @property
     def chunks(self) -> int:

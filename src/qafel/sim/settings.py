@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from qafel.errors import ConfigError
 from qafel.sim.clock import ARRIVALS, duration_sampler
-from qafel.tasks.settings import Learning, checked, read_file
+from qafel.tasks.settings import Learning
+from qafel.tasks.values import checked, read_file
 
 
 class Settings(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):

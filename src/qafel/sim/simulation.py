@@ -9,22 +9,25 @@ server, the timeline, the follower's x̂ and the frames in flight; a run that co
 bytes as one that was never interrupted.
 """
 
+import math
 import os
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 
+from qafel.buffer import BoundedBuffer
 from qafel.client import Advanced, Client
 from qafel.coding.threads import cores
+from qafel.config import Job
 from qafel.errors import ConfigError, QafelError, StateError
 from qafel.runs.folder import RunFolder
-from qafel.runs.tracker import Totals, Tracker, mean_metrics, model_digest
+from qafel.runs.tracker import Callback, Totals, Tracker, mean_metrics, model_digest
 from qafel.server import Server, Stepped
 from qafel.sim.clock import Times
 from qafel.sim.frames import Frames
@@ -73,6 +76,7 @@ class Simulation:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         durations: Callable[[int], Times] | None = None,
         progress: Callable[["Simulation"], None] = lambda _: None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.settings, self.learner, self.folder, self._progress = settings, learner, folder, progress
         default = cores() if hasattr(os, "fork") else 1
@@ -83,8 +87,10 @@ class Simulation:
         if settings.device != "cpu":
             self.workers = 1
         job = settings.job(learner.x.size, layout)
-        self.server = Server(job, learner.x)
-        self.tracker = Tracker(settings, folder)
+        self._weighted = _weighted_buffer(settings, job)
+        self._options: Any = {"weight": settings.weight, "aggregator": self._weighted or settings.aggregator}
+        self.server = Server(job, learner.x, **self._options)
+        self.tracker = Tracker(settings, folder, callbacks)
         self.timeline = Timeline(settings, clients=learner.clients, durations=durations)
         self.frames = Frames(folder.frames if folder else None)
         self._sent: deque[bytes] = deque()
@@ -165,6 +171,8 @@ class Simulation:
         frame = self.frames.pop(event.serial)
         if self.folder is None:
             self.frames.commit()
+        if self._weighted is not None:
+            self._weighted.samples = self.learner.count(event.client)  # type: ignore[attr-defined]
         before = time.perf_counter()
         events = self.server.receive(frame)
         self.seconds["server"] += time.perf_counter() - before
@@ -268,8 +276,10 @@ class Simulation:
         if saved.settings != self.settings.to_toml():
             raise StateError("the checkpoint belongs to a run with other settings")
         if saved.fingerprint != self.learner.fingerprint:
-            raise StateError("the data or the model has changed since the run began; start the run again")
-        self.server = Server.from_state(saved.server)
+            raise StateError(
+                "the data, the model or the training has changed since the run began; start the run again"
+            )
+        self.server = Server.from_state(saved.server, **self._options)
         self._follower = Client.from_state(saved.follower)
         self.timeline.restore(saved.timeline)
         self.frames.restore(saved.frames)
@@ -277,6 +287,7 @@ class Simulation:
         if self._held is not None:
             self._held = np.frombuffer(saved.known, np.int64).copy()
         self.tracker.totals = saved.totals
+        self.tracker.replay()
         self._before = saved.seconds
         self.seconds = {name: saved.seconds[name] for name in self.seconds}
         if self.folder:
@@ -291,6 +302,14 @@ class Simulation:
     def digest(self) -> str:
         """The digests of the model and the hidden state."""
         return model_digest(self.server)
+
+
+def _weighted_buffer(settings: Settings, job: Job) -> BoundedBuffer | None:
+    """The buffer that weights updates by their samples, if the settings ask for it."""
+    if settings.weighting != "samples":
+        return None
+    limits: Any = {"max_norm": math.inf, "window": 1, "max_samples": settings.max_samples}
+    return BoundedBuffer(job.quantizers()[0], job.size, **limits)
 
 
 def _transfer(size: int, bandwidth: float | None) -> float:

@@ -1,17 +1,24 @@
-"""The learner: a population, a model and local SGD, combined into one learning problem."""
+"""The learner: a population, a PyTorch model, a loss and local training: one learning problem."""
 
+import contextlib
 import ctypes
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from qafel import wire
 from qafel.client import Task
 from qafel.errors import ConfigError
 from qafel.tasks import engines, models
+from qafel.tasks.data import arrays
 from qafel.tasks.data.table import Population
+from qafel.tasks.functions import probe
 from qafel.tasks.local import LocalSgd
-from qafel.tasks.models import torch
+from qafel.tasks.measures import Function, Measures, check_outputs
+from qafel.tasks.models import Samples, torch
 from qafel.vectors import Layout, Vector
 
 CHUNK = 64
@@ -27,71 +34,102 @@ class Learner:
     def __init__(
         self,
         population: Population,
-        model: str | Callable[..., Any],
+        model: Any,
         sgd: LocalSgd,
         *,
+        loss: Function | None = None,
+        metrics: Mapping[str, Function] | None = None,
         engine: str = "auto",
         device: str = "cpu",
+        batch_statistics: bool = False,
         held_out_samples: int = 1000,
         seed: int = 0,
     ) -> None:
         self.population, self.sgd, self.clients = population, sgd, population.clients
-        self._held_x, self._held_labels = population.held_out(held_out_samples)
-        if not len(self._held_labels):
+        self._real = model in models.REAL if isinstance(model, str) else False
+        self._held = self._cast(population.held_out(held_out_samples))
+        if not self.held_out:
             raise ConfigError("the data has no held-out samples, which the evaluation needs; raise held_out")
-        module = models.model(model, population.shape, population.classes, seed)
+        self._even = batch_statistics
+        self._classes = population.classes
+        samples = Samples(
+            population.shape,
+            population.classes,
+            getattr(population, "vocabulary", 0),
+            arrays.shapes(self._held[1]),
+        )
+        module = models.model(model, samples, seed, batch_statistics=batch_statistics)
         self._module = module
+        self.measures = Measures(loss, metrics or {}, labels=bool(population.classes))
         self.layout: Layout = models.layout(module)
         self.x: Vector = models.flat(module)
-        held = wire.fingerprint(self._held_x.tobytes(), self.clients)
-        self.fingerprint = wire.fingerprint(self.x.tobytes() + self._held_labels.tobytes(), held)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            self._engine = engines.engine(engine, module, population.shape, sgd.batch_size, device)
-            self._check(population)
-        finally:
-            torch.set_num_threads(threads)
+        plain = loss is None and sgd.optimizer is None and samples.target_shape == () and self._classes > 0
+        with _one_thread():
+            self._engine = engines.engine(
+                engine,
+                module,
+                population.shape,
+                sgd.batch_size,
+                device,
+                self.measures.loss,
+                kernels=plain,
+                batch_statistics=batch_statistics,
+            )
+            self._check()
 
-    def _check(self, population: Population) -> None:
-        """Try the model on one sample, so that errors are raised before the run starts."""
+    def _cast(self, samples: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Real numbers for the built-in models that take no integers."""
+        x, targets = samples
+        if self._real and not isinstance(x, dict) and x.dtype.kind in "iu":
+            x = x.astype(np.float32)
+        return x, targets
+
+    def _check(self) -> None:
+        """Try the model on two samples, so that errors are raised before the run starts."""
+        x, targets = (arrays.rows(part, slice(2)) for part in self._held)
         before = [b.clone() for b in self._module.buffers()]
         try:
-            outputs = self._engine.scores(self.x, self._held_x[:1])
-            if outputs.ndim == 2 and outputs.shape[1] >= population.classes:
-                self._engine.gradient(self.x, self._held_x[:1], self._held_labels[:1], 0)
-            buffers = [b.clone() for b in self._module.buffers()]
-            if not all(map(torch.equal, before, buffers)):
-                raise ConfigError(
-                    "the model changes its buffers in training; buffers are not sent, so use GroupNorm"
-                )
+            outputs = self._engine.outputs(self.x, x)
+        except Exception as error:
+            raise ConfigError(
+                f"the model does not take samples of shape {self.population.shape}: {_line(error)}"
+            ) from error
+        if self.measures.custom is None:
+            check_outputs(outputs, targets, self._classes)
+        try:
+            self._engine.gradient(self.x, x, targets, 0)
+            self.measures.sums(outputs, targets)
         except ConfigError:
             raise
         except Exception as error:
             raise ConfigError(
-                f"the model does not take samples of shape {population.shape}: "
-                f"{' '.join(str(error).split())[:300]}"
+                f"the loss or a metric fails on these outputs and targets: {_line(error)}"
             ) from error
-        width = outputs.shape[1] if outputs.ndim == 2 else 0
-        if width < 1 or (width == 1 and population.classes > 2) or (width > 1 and population.classes > width):
+        if not self._even and not all(map(torch.equal, before, self._module.buffers())):
             raise ConfigError(
-                f"the model must have one output per class ({population.classes}), or one output for two "
-                f"classes, got outputs of shape {outputs.shape[1:]}"
+                "the model changes its buffers in training; buffers are not sent, so use layers without "
+                "them, or keep them on the clients with batch_statistics = true"
             )
 
-    def hold_out(self, x: Vector, labels: Any) -> None:
+    def hold_out(self, x: Any, targets: Any) -> None:
         """Evaluate on these samples from now on."""
-        self._held_x, self._held_labels = x, labels
+        self._held = x, targets
 
     @property
     def held_out(self) -> int:
         """The number of held-out samples."""
-        return len(self._held_labels)
+        return arrays.count(self._held[1])
 
     @property
     def chunks(self) -> int:
         """The number of chunks that the held-out samples are cut into."""
-        return -(-self.held_out // CHUNK)
+        return 1 if self.measures.whole else -(-self.held_out // CHUNK)
+
+    def _slice(self, chunk: int) -> slice:
+        if self._even:  # no chunk of a single sample, whose statistics say nothing
+            count = -(-self.held_out // CHUNK)
+            return slice(chunk * self.held_out // count, (chunk + 1) * self.held_out // count)
+        return slice(chunk * CHUNK, (chunk + 1) * CHUNK)
 
     def prepare(self) -> None:
         """Prepare this process for training: one thread, and an allocator that keeps its memory."""
@@ -103,23 +141,64 @@ class Learner:
         """Restore the number of threads."""
         torch.set_num_threads(self._threads)
 
-    def samples(self, client: int) -> tuple[Vector, Any]:
-        """The samples of a client."""
-        return self.population.samples(client)
+    def count(self, client: int) -> int:
+        """The number of samples of a client."""
+        return self.population.count(client)
 
-    def delta(self, task: Task, samples: tuple[Vector, Any]) -> Vector:
+    def samples(self, client: int) -> tuple[Any, Any]:
+        """The samples of a client."""
+        return self._cast(self.population.samples(client))
+
+    def delta(self, task: Task, samples: tuple[Any, Any]) -> Vector:
         """y_P − y_0 of a task."""
         return self.sgd.delta(self._engine, *samples, task)
 
     def evaluate(self, x: Vector, chunk: int) -> dict[str, float]:
         """Metrics on one chunk of the held-out samples, each summed over the samples of the chunk."""
-        rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
-        return engines.evaluate(self._engine.scores(x, self._held_x[rows]), self._held_labels[rows])
+        if not self.measures.whole:
+            inputs, targets = (arrays.rows(part, self._slice(chunk)) for part in self._held)
+            return self.measures.sums(self._engine.outputs(x, inputs), targets)
+        parts = [
+            self._engine.outputs(x, arrays.rows(self._held[0], self._slice(k)))
+            for k in range(-(-self.held_out // CHUNK))
+        ]
+        return self.measures.sums(_joined(parts), self._held[1])
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """A fingerprint of the model, the held-out samples and the result of one task."""
+        held = b"".join(part.tobytes() for data in self._held for part in arrays.leaves(data))
+        with _one_thread():
+            return wire.fingerprint(self.x.tobytes() + held, self.clients ^ probe(self))
 
     @property
     def engine_name(self) -> str:
         """The engine in use: ``kernel``, ``compile`` or ``plain``."""
         return self._engine.name
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Train with one thread, as the workers do: the number of threads changes the last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """The outputs of all chunks."""
+    if isinstance(parts[0], dict):
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    if isinstance(parts[0], tuple | list):
+        return tuple(map(_joined, (list(column) for column in zip(*parts, strict=True))))
+    return torch.cat([torch.as_tensor(part) for part in parts])
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def keep_memory() -> None:

@@ -1,22 +1,20 @@
-"""Models by name, as ``nn.Module``s; for your own model pass ``package.module:factory`` or the factory.
+"""Models by name, as ``nn.Module``s; or pass your own module, a factory, or ``package.module:factory``.
 
-A factory takes none, one or both of (input shape, number of classes). A model with one output is trained with
-the logistic loss, every other model with the cross-entropy of its outputs.
+A factory takes none, one or both of (input shape, number of classes). Only trained parameters travel: those
+with ``requires_grad``. Buffers do not, so BatchNorm is refused; ``group_norm`` converts it.
 """
 
-import importlib
-import inspect
+import copy
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qafel.errors import ConfigError, MissingExtraError
 from qafel.streams import derive
 from qafel.tasks import cnn
+from qafel.tasks.functions import import_function, parameters_of
 from qafel.vectors import Layout, Vector
 
 try:
@@ -28,6 +26,18 @@ except ImportError as error:
     raise MissingExtraError("training models", "torch") from error
 
 Shape = tuple[int, ...]
+
+
+class Samples(NamedTuple):
+    """What a model is made for."""
+
+    shape: Any
+    """The shape of an input, or the shapes by name."""
+    classes: int = 0
+    """0: the targets are not labels."""
+    vocabulary: int = 0
+    """Inputs are integers below this; 0: they are not integers."""
+    target_shape: Any = ()
 
 
 class Cnn(nn.Module):
@@ -70,14 +80,41 @@ class _Block(nn.Module):
         return functional.relu(self.norm2(self.conv2(y)) + self.short(x))
 
 
-def _cnn(shape: Shape, classes: int) -> nn.Module:
+class Lstm(nn.Module):
+    """An embedding, one LSTM layer of 128 and a linear layer: scores after every input, or after the last."""
+
+    def __init__(self, vocabulary: int, classes: int, *, every: bool, width: int = 128) -> None:
+        super().__init__()
+        self.every = every
+        self.embedding = nn.Embedding(vocabulary, 8)
+        self.lstm = nn.LSTM(8, width, batch_first=True)
+        self.linear = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores."""
+        states, _ = self.lstm(self.embedding(x))
+        scores: Tensor = self.linear(states if self.every else states[:, -1])
+        return scores
+
+
+def _lstm(samples: Samples) -> nn.Module:
+    if not samples.vocabulary or not samples.classes or len(samples.shape) != 1:
+        raise ConfigError(
+            f"the model lstm takes sequences of integers with labels, got samples of shape {samples.shape}"
+        )
+    return Lstm(samples.vocabulary, samples.classes, every=samples.target_shape == samples.shape)
+
+
+def _cnn(samples: Samples) -> nn.Module:
+    shape, classes = _labelled(samples)
     if len(shape) != 3 or shape[1] != shape[2]:
         raise ConfigError(f"the model cnn takes square images, got samples of shape {shape}")
     return Cnn(max(3, shape[0]), shape[1], classes)
 
 
-def _resnet18(shape: Shape, classes: int) -> nn.Module:
+def _resnet18(samples: Samples) -> nn.Module:
     """ResNet-18 for small images (a 3×3 stem), with group norm."""
+    shape, classes = _labelled(samples)
     if len(shape) != 3:
         raise ConfigError(f"the model resnet18 takes images, got samples of shape {shape}")
     widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
@@ -86,92 +123,119 @@ def _resnet18(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
-def _logistic(shape: Shape, classes: int) -> nn.Module:
+def _logistic(samples: Samples) -> nn.Module:
+    shape, classes = _labelled(samples)
     if classes != 2:
         raise ConfigError(f"the model logistic needs 2 classes, got {classes}; use softmax")
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 1))
 
 
-def _softmax(shape: Shape, classes: int) -> nn.Module:
+def _softmax(samples: Samples) -> nn.Module:
+    shape, classes = _labelled(samples)
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-def _mlp(shape: Shape, classes: int) -> nn.Module:
+def _mlp(samples: Samples) -> nn.Module:
+    """Two hidden layers; one output for every class, or for every number of a target."""
+    shape, outputs = _flat_input(samples), samples.classes or math.prod(samples.target_shape)
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(math.prod(shape), 128),
         nn.ReLU(),
         nn.Linear(128, 64),
         nn.ReLU(),
-        nn.Linear(64, classes),
+        nn.Linear(64, outputs),
     )
 
 
-MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+def _flat_input(samples: Samples) -> Shape:
+    if isinstance(samples.shape, dict) or isinstance(samples.target_shape, dict):
+        raise ConfigError("built-in models take one array of inputs and one of targets; pass your own model")
+    return tuple(samples.shape)
+
+
+def _labelled(samples: Samples) -> tuple[Shape, int]:
+    if not samples.classes or samples.target_shape != ():
+        raise ConfigError("this model takes samples with one label each; use mlp, lstm or your own model")
+    return _flat_input(samples), samples.classes
+
+
+MODELS: dict[str, Callable[[Samples], nn.Module]] = {
     "cnn": _cnn,
     "logistic": _logistic,
     "softmax": _softmax,
     "mlp": _mlp,
     "resnet18": _resnet18,
+    "lstm": _lstm,
 }
-
-
-def import_factory(name: str, what: str) -> Callable[..., Any]:
-    """Import the function ``package.module:name``; the working directory is searched, too."""
-    module, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        factory = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module can raise anything
-        raise ConfigError(
-            f"the {what} {name!r} cannot be imported ({error}); write it as package.module:factory"
-        ) from error
-    finally:
-        sys.path.remove(here)
-    if not callable(factory):
-        raise ConfigError(f"the {what} {name!r} is not a function")
-    return factory  # type: ignore[no-any-return]
+REAL = ("cnn", "logistic", "softmax", "mlp", "resnet18")
+"""The built-in models whose inputs are real numbers; integers are converted for them."""
 
 
 def call_factory(factory: Callable[..., Any], what: str, *arguments: Any) -> Any:
     """Call a user's factory with the first arguments, as many as it takes."""
     try:
-        parameters = inspect.signature(factory).parameters.values()
-        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        takes_all = any(p.kind == p.VAR_POSITIONAL for p in parameters)
-        return factory(*(arguments if takes_all else arguments[: len(positional)]))
+        return factory(*arguments[: parameters_of(factory, len(arguments))])
     except Exception as error:
         message = " ".join(str(error).split())[:300]
         raise ConfigError(f"the {what} factory failed: {type(error).__name__}: {message}") from error
 
 
-def model(name: str | Callable[..., Any], shape: Shape, classes: int, seed: int) -> nn.Module:
-    """The model called ``name`` for samples of this shape, initialised from ``seed``.
+def model(chosen: Any, samples: Samples, seed: int, *, batch_statistics: bool = False) -> nn.Module:
+    """The chosen model for such samples: a copy of a module, or a new one initialised from ``seed``.
 
     Raises ConfigError if it is unknown, not an ``nn.Module``, or cannot be trained without sending buffers.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "model"))
-        if isinstance(name, str) and ":" not in name:
-            if name not in MODELS:
+        if isinstance(chosen, nn.Module):
+            module: Any = copy.deepcopy(chosen)
+        elif isinstance(chosen, str) and ":" not in chosen:
+            if chosen not in MODELS:
                 raise ConfigError(
-                    f"unknown model {name!r}; known are {', '.join(MODELS)}, or package.module:factory"
+                    f"unknown model {chosen!r}; known are {', '.join(MODELS)}, or package.module:factory"
                 )
-            module: Any = MODELS[name](shape, classes)
+            module = MODELS[chosen](samples)
         else:
-            factory = import_factory(name, "model") if isinstance(name, str) else name
-            module = call_factory(factory, "model", shape, classes)
+            factory = import_function(chosen, "model")
+            module = call_factory(factory, "model", samples.shape, samples.classes)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"the model factory must return an nn.Module, got {type(module).__name__}")
-    for part in module.modules():
-        if getattr(part, "track_running_stats", False):
-            raise ConfigError(
-                f"the model has running statistics ({type(part).__name__}), which are not sent; use GroupNorm"
-            )
+    running = next(filter(has_statistics, module.modules()), None)
+    if running is not None and not batch_statistics:
+        raise ConfigError(
+            f"the model has running statistics ({type(running).__name__}), which are not sent; convert it "
+            "with qafel.group_norm(model), or keep them on the clients with batch_statistics = true"
+        )
     if not any(p.requires_grad for p in module.parameters()):
         raise ConfigError("the model has no parameters to train")
     return module.float()
+
+
+def has_statistics(part: nn.Module) -> bool:
+    """Whether a layer keeps running statistics of its inputs, as BatchNorm does."""
+    return bool(getattr(part, "track_running_stats", False))
+
+
+def group_norm(model: nn.Module) -> nn.Module:
+    """A copy of a model with GroupNorm in place of BatchNorm, whose running statistics would not be sent.
+
+    The groups are as many as opacus takes: the greatest common divisor of 32 and the channels; one for
+    BatchNorm1d, whose inputs may have a single position.
+    """
+    holder = nn.Sequential(copy.deepcopy(model))
+    _convert(holder, {})
+    return holder[0]
+
+
+def _convert(parent: nn.Module, converted: dict[nn.Module, nn.Module]) -> None:
+    for name, child in parent._modules.items():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            groups = 1 if isinstance(child, nn.BatchNorm1d) else math.gcd(32, child.num_features)
+            new = nn.GroupNorm(groups, child.num_features, child.eps, child.affine)
+            setattr(parent, name, converted.setdefault(child, new))
+        elif child is not None:
+            _convert(child, converted)
 
 
 def layout(module: nn.Module) -> Layout:

@@ -4,25 +4,21 @@
 leases.
 """
 
-import difflib
-import json
 import math
-import tomllib
-import types
-import typing
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
-import numpy as np
 
-from qafel.config import ALGORITHMS, MOMENTUM, Job, algorithm
+from qafel.config import ALGORITHMS, Job, Weight, algorithm
 from qafel.errors import ConfigError
+from qafel.tasks.target import parse_target
+from qafel.tasks.values import PYTHON, named, not_importable, to_toml, unknown
 from qafel.vectors import Layout
 
 if TYPE_CHECKING:
     from qafel.tasks.data.table import Population
+    from qafel.tasks.functions import FunctionLearner
     from qafel.tasks.learner import Learner
 
 COUNTS = (
@@ -36,6 +32,7 @@ COUNTS = (
     "epochs",
     "steps",
     "byte_budget",
+    "max_samples",
 )
 
 JOB = (
@@ -44,13 +41,27 @@ JOB = (
     "buffer_size",
     "server_rate",
     "momentum",
+    "server_optimizer",
     "staleness_weight",
     "max_staleness",
     "seed",
 )
 """The settings that are fields of Job, too."""
 
-S = TypeVar("S", bound="Learning")
+FUNCTIONS = (
+    "model",
+    "data",
+    "test",
+    "loss",
+    "metrics",
+    "optimizer",
+    "train",
+    "x",
+    "evaluate",
+    "aggregator",
+    "staleness_weight",
+)
+"""Settings that may be objects of Python. They can be passed again to a resumed run."""
 
 
 class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,9 +69,23 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # what is learned
     data: Any = "faces"
-    """``faces``, ``digits``, ``breast-cancer``, a file or folder, ``module:factory``."""
+    """``faces``, ``digits``, ``breast-cancer``, a file or folder, ``module:factory``; in Python also
+    ``{client: (x, y)}``, a list of such pairs, ``(x, y)`` or Datasets."""
+    test: Any = None
+    """Samples to evaluate on, ``(x, y)`` or a Dataset; by default a share of the data is held out."""
     model: Any = "cnn"
-    """``cnn``, ``logistic``, ``softmax``, ``mlp``, ``resnet18``, ``module:factory``."""
+    """``cnn``, ``logistic``, ``softmax``, ``mlp``, ``resnet18``, ``lstm``, ``module:factory``, or an
+    ``nn.Module``."""
+    loss: Any = None
+    """A function (outputs, targets), or ``module:name``; by default it follows from the targets."""
+    metrics: Any = None
+    """``{name: function (outputs, targets)}``, measured beside the loss."""
+    train: Any = None
+    """A function (x̂, task, samples) -> delta, in place of a model; with ``x`` and ``evaluate``."""
+    x: Any = None
+    """The first model, where ``train`` is given."""
+    evaluate: Any = None
+    """A function x -> {name: value}, where ``train`` is given."""
     partition: str = "natural"
     clients: int | None = None
     """The number of clients; by default that of the data and the partition."""
@@ -76,6 +101,10 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weight_decay: float = 0.0
     prox: float = 0.0
     """μ of FedProx: adds μ·(y − y_0) to the gradient."""
+    optimizer: Any = None
+    """A function (parameters) or (parameters, task) that makes a PyTorch optimizer for each task."""
+    batch_statistics: bool = False
+    """Allow BatchNorm: its statistics stay on the clients, and the evaluation uses those of the batch."""
     engine: str = "auto"
     """``plain``, ``compile``, ``kernel`` (for the cnn); ``auto`` is the kernel for the cnn, else plain."""
     device: str = "cpu"
@@ -86,16 +115,25 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     server_quantizer: str | None = None
     buffer_size: int | None = None
     server_rate: float = 1.0
-    momentum: float = MOMENTUM
-    staleness_weight: str | None = None
+    momentum: float | None = None
+    """Server momentum, β; by default 0.3, and 0 beside a server optimizer."""
+    server_optimizer: str | None = None
+    """``adam:rate=0.01``, ``adagrad:…``, ``yogi:…`` or ``sgd:…``, in place of server_rate and momentum."""
+    staleness_weight: str | Callable[[int], float] | None = None
     max_staleness: int | None = None
+    weighting: Literal["equal", "samples"] = "equal"
+    """Whether all updates of a buffer weigh the same, or as many samples as their clients have."""
+    max_samples: int = 1000
+    """With ``weighting = "samples"``: no update weighs more than this many samples."""
+    aggregator: Any = None
+    """An ``Aggregator`` in place of the buffer."""
     downlink: Literal["broadcast", "catch-up"] = "broadcast"
     """Clients get every increment, or fetch what they missed when they start a task."""
 
     # how long, and how it is evaluated
     uploads: int = 10_000
-    target: float | None = None
-    """Stop when the smoothed accuracy reaches this."""
+    target: float | str | None = None
+    """Stop when the smoothed accuracy reaches this; or ``"NAME <= NUMBER"``, ``"NAME >= NUMBER"``."""
     byte_budget: int | None = None
     """Stop when this many bytes went up and down."""
     time_limit: float | None = None
@@ -110,50 +148,108 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
             raise unknown("algorithm", self.algorithm, ALGORITHMS)
-        for name in ("data", "model"):
-            value = getattr(self, name)
-            if not isinstance(value, str) and (not callable(value) or hasattr(value, "parameters")):
-                raise ConfigError(f"{name} must be text or a function that makes it, got {value!r:.60}")
+        if not isinstance(self.model, str) and not callable(self.model):
+            raise ConfigError(
+                f"model must be a name, an nn.Module, or a function that makes one, got {self.model!r:.60}"
+            )
+        if not isinstance(self.metrics, Mapping | None):
+            raise ConfigError(f"metrics must be {{name: function}}, got {type(self.metrics).__name__}")
+        if (self.train is None) != (self.x is None):
+            raise ConfigError("train needs x, the first model, and x needs train")
+        if self.aggregator is not None and self.weighting != "equal":
+            raise ConfigError("weighting has no effect beside an aggregator of your own; leave it out")
         for name in COUNTS:
             value = getattr(self, name, None)
             if value is not None and not 1 <= value < 1 << 40:
                 raise ConfigError(f"{name} must be at least 1 and below 2⁴⁰, got {value}")
         if self.time_limit is not None and not 0 < self.time_limit < math.inf:
             raise ConfigError(f"time_limit must be positive and finite, got {self.time_limit}")
-        if self.target is not None and not 0 < self.target <= 1:
-            raise ConfigError(f"target must be an accuracy between 0 and 1, got {self.target}")
+        parse_target(self.target)
         self.job(1)
 
     def job(self, size: int, layout: Layout | None = None) -> Job:
         """The job that server and clients agree on."""
         chosen = {name: getattr(self, name) for name in JOB if getattr(self, name) is not None}
+        if self.weight is not None:
+            del chosen["staleness_weight"]
         return algorithm(self.algorithm, size=size, layout=layout, **chosen)
 
-    def resolved(self, job: Job, **values: Any) -> Self:
-        """The same settings with every value that was left open: the job's, and ``values`` of the driver."""
-        return msgspec.structs.replace(self, **{name: getattr(job, name) for name in JOB}, **values)
+    @property
+    def weight(self) -> Weight | None:
+        """The staleness weight, where it is a function."""
+        chosen = self.staleness_weight
+        if isinstance(chosen, str) and chosen.startswith(PYTHON):
+            raise not_importable("staleness_weight", chosen)
+        return chosen if callable(chosen) else None
+
+    def resolved(self, learner: Any, **values: Any) -> Self:
+        """The same settings with every value that was left open: what the model and the data decide, and
+        ``values`` of the driver.
+
+        The buffer has no more places than there are clients.
+        """
+        clients = self.clients if self.data is None else learner.clients
+        settings = msgspec.structs.replace(self, clients=clients, engine=learner.engine_name, **values)
+        buffer_size = min(self.job(1).buffer_size, learner.clients)
+        if self.buffer_size is None:
+            settings = msgspec.structs.replace(settings, buffer_size=buffer_size)
+        elif self.buffer_size > learner.clients:
+            raise ConfigError(
+                f"buffer_size (K) is {self.buffer_size}, larger than the population of {learner.clients} "
+                "clients; lower it"
+            )
+        return settings.with_job(settings.job(learner.x.size, learner.layout))
+
+    def with_job(self, job: Job) -> Self:
+        """The same settings with the values of a job."""
+        known = {name: getattr(job, name) for name in JOB}
+        if self.weight is not None:
+            del known["staleness_weight"]
+        return msgspec.structs.replace(self, **known)
 
     def population(self) -> "Population":
         """The clients and their data."""
         from qafel.tasks.data import population
 
-        clients = population(
-            self.data,
+        if not 0 < self.held_out < 1:
+            raise ConfigError(f"held_out must be between 0 and 1, got {self.held_out}")
+        if self.data is None and self.train is not None and self.clients is not None:
+            from qafel.tasks.functions import NoSamples
+
+            return NoSamples(self.clients)
+
+        return population(
+            self.object("data"),
+            test=self.object("test"),
             partition=self.partition,
             clients=self.clients,
-            held_out=self.held_out,
+            held_out=self.held_out if self.train is None else 0.0,  # evaluate has its own samples
             seed=self.seed,
         )
-        buffer_size = self.job(1).buffer_size
-        if buffer_size > clients.clients:
-            raise ConfigError(
-                f"buffer_size (K) is {buffer_size}, larger than the population of {clients.clients} "
-                "clients; lower it"
-            )
-        return clients
 
-    def learner(self) -> "Learner":
+    def object(self, name: str) -> Any:
+        """The value of a setting that may be an object; ConfigError if it is one that cannot be imported."""
+        value = getattr(self, name)
+        if isinstance(value, str) and value.startswith(PYTHON):
+            raise not_importable(name, value)
+        return value
+
+    def function(self, name: str) -> Any:
+        """The value of a setting that is a function, imported if it is named by ``module:name``."""
+        from qafel.tasks.functions import import_function
+
+        return import_function(self.object(name), name)
+
+    def learner(self) -> "Learner | FunctionLearner":
         """What is learned, ready to train."""
+        if self.train is not None:
+            from qafel.tasks.functions import FunctionLearner
+
+            evaluate = self.function("evaluate")
+            if evaluate is None:
+                raise ConfigError("train needs evaluate, a function x -> {name: value}")
+            return FunctionLearner(self.population(), self.object("x"), self.function("train"), evaluate)
+        from qafel.tasks.functions import import_function
         from qafel.tasks.learner import Learner
         from qafel.tasks.local import LocalSgd
 
@@ -165,13 +261,18 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             momentum=self.local_momentum,
             weight_decay=self.weight_decay,
             prox=self.prox,
+            optimizer=self.function("optimizer"),
         )
+        metrics = self.object("metrics") or {}
         return Learner(
             self.population(),
-            self.model,
+            self.object("model"),
             sgd,
+            loss=self.function("loss"),
+            metrics={name: import_function(value, f"metric {name!r}") for name, value in metrics.items()},
             engine=self.engine,
             device=self.device,
+            batch_statistics=self.batch_statistics,
             held_out_samples=self.held_out_samples,
             seed=self.seed,
         )
@@ -179,79 +280,8 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def to_toml(self) -> str:
         """The settings as a TOML file, without those that are None."""
         values = {name: value for name, value in self.values().items() if value is not None}
-        lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
-        return "\n".join(lines) + "\n"
+        return "".join(f"{name} = {to_toml(value)}\n" for name, value in values.items())
 
     def values(self) -> dict[str, Any]:
-        """All settings by name; a function is named by where it can be imported from."""
+        """All settings by name; an object of Python is named by where it can be imported from."""
         return {name: named(getattr(self, name)) for name in self.__struct_fields__}
-
-
-def named(value: Any) -> Any:
-    """The import path of a function; any other value as it is."""
-    if not callable(value):
-        return value
-    return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__name__)}"
-
-
-def checked(kind: type[S], values: Mapping[str, Any], where: str = "the settings") -> S:
-    """Settings from names and values; ConfigError says what is wrong, and where."""
-    for name in values:
-        if name not in kind.__struct_fields__:
-            raise unknown("setting", name, kind.__struct_fields__, where)
-    hints = typing.get_type_hints(kind)
-    converted = {}
-    for name, given in values.items():
-        value = given.item() if isinstance(given, np.generic) else given
-        value = str(value) if isinstance(value, Path) else value
-        try:
-            converted[name] = msgspec.convert(value, hints[name], strict=True)
-        except msgspec.ValidationError:
-            raise ConfigError(f"{name} in {where} must be {_kind(hints[name])}, got {value!r}") from None
-    return kind(**converted)
-
-
-def read_file(kind: type[S], path: Path | None, changes: Iterable[str] = ()) -> S:
-    """Settings from a TOML file and ``key=value`` changes."""
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:  # also of a number of 5,000 digits, or deep nesting
-            raise ConfigError(f"{path} is not a TOML file: {str(error)[:200]}") from None
-        checked(kind, values, str(path))
-    for change in changes:
-        name, equals, text = change.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes key=value, got {change!r}")
-        values[name.strip()] = parse(text.strip())
-    return checked(kind, values, "--set" if path is None else f"{path} or --set")
-
-
-def parse(text: str) -> Any:
-    """A value in TOML syntax; anything else is text, and ``none`` is None."""
-    if text.lower() == "none":
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
-
-
-def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
-    """The error for a name that does not exist, with the nearest one that does."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-    return ConfigError(f"there is no {what} {name!r}{f' ({where})' if where else ''}; {hint}")
-
-
-def _kind(hint: Any) -> str:
-    names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(map(repr, typing.get_args(hint)))
-    if isinstance(hint, types.UnionType):
-        return " or ".join(_kind(part) for part in typing.get_args(hint) if part is not type(None))
-    return names.get(hint, str(hint))

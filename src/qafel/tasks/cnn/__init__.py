@@ -90,7 +90,7 @@ class Cnn:
         spread = last.reshape(self.classes, self.side, self.side, CHANNELS).transpose(0, 3, 1, 2)
         return np.concatenate([*parts, gamma, beta, spread.ravel(), last_bias]), float(loss)
 
-    def scores(self, y: Vector, x: Vector) -> Vector:
+    def outputs(self, y: Vector, x: Vector) -> Vector:
         """The scores of each image, one per class."""
         out = _zeros(len(x), self.classes)
         _kernels.scores(np.ascontiguousarray(x, np.float32), self._model(y), self._memory, out)

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -16,8 +17,8 @@ import xxhash
 from qafel.errors import ConfigError
 from qafel.tasks.data.table import Table
 
-FORMAT = 1
-COLUMNS = ("x", "y", "users", "held")
+FORMAT = 2
+COLUMNS = ("x", "y", "users", "held", "classes", "vocabulary")
 
 
 def folder() -> Path:
@@ -32,12 +33,13 @@ def cached(path: Path, read: Callable[[], Table]) -> Table:
     entry = folder() / _key(path)
     if not (entry / "y.npy").exists():
         _store(read(), entry)
-    columns = {
+    columns: dict[str, Any] = {
         name: np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False)
         for name in COLUMNS
         if (entry / f"{name}.npy").exists()
     }
-    return Table(columns["x"], columns["y"], columns.get("users"), columns.get("held"), source=str(path))
+    columns |= {name: int(columns[name]) or None for name in ("classes", "vocabulary")}
+    return Table(**columns, source=str(path))
 
 
 def _store(table: Table, entry: Path) -> None:

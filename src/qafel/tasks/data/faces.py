@@ -32,6 +32,7 @@ class Faces:
             raise ConfigError(f"clients and held-out users must be below 2⁴⁰, got {self.clients + self.held}")
         self.shape: tuple[int, ...] = (3, SIDE, SIDE)
         self.classes = 2
+        self.held_out_from = f"the pictures of {self.held:,} users who do not train"
         self._seed = derive(seed, "faces")
 
     def count(self, client: int) -> int:

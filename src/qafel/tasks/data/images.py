@@ -1,4 +1,4 @@
-"""Readers of image folders, of LEAF's JSON (FEMNIST, CelebA) and of raw CelebA."""
+"""Readers of image folders, of LEAF's JSON (FEMNIST, CelebA, Shakespeare, Sent140) and of raw CelebA."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from qafel.errors import ConfigError, MissingExtraError
 from qafel.tasks.data.files import reading
 from qafel.tasks.data.table import Table
+from qafel.tasks.data.text import leaf_text
 
 SIDE = 32
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
@@ -60,7 +61,7 @@ def pixels(paths: Sequence[Path]) -> npt.NDArray[np.uint8]:
 
 class _Samples(msgspec.Struct):
     x: list[Any]
-    y: list[float]
+    y: list[Any]
 
 
 class _Leaf(msgspec.Struct):
@@ -71,7 +72,8 @@ class _Leaf(msgspec.Struct):
 def leaf(path: Path) -> Table:
     """LEAF's JSON: a file, a folder of files, or a folder with train/ and test/.
 
-    A sample is a list of numbers (FEMNIST: 784 numbers, an image of 28×28) or the name of an image (CelebA).
+    A sample is a list of numbers (FEMNIST: 784 numbers, an image of 28×28), the name of an image (CelebA), a
+    text (Shakespeare) or a row with a tweet (Sent140).
     """
     split = path.is_dir() and (path / "train").is_dir()
     held_files = sorted((path / "test").glob("*.json")) if split else []
@@ -79,7 +81,7 @@ def leaf(path: Path) -> Table:
     files = [path] if path.is_file() else sorted(folder.glob("*.json"))
     users: dict[str, int] = {}
     samples: list[Any] = []
-    labels: list[float] = []
+    labels: list[Any] = []
     owners: list[int] = []
     held: list[bool] = []
     for file in [*files, *held_files]:
@@ -100,10 +102,16 @@ def leaf(path: Path) -> Table:
             held += [file in held_files] * len(data.x)
     if not samples:
         raise ConfigError(f"{path} has no users")
-    x = _leaf_samples(samples, path)
-    return Table(
-        x, np.array(labels), np.array(owners, np.int32), np.array(held) if split else None, str(path)
-    )
+    by_user = np.array(owners, np.int32), np.array(held) if split else None
+    if isinstance(samples[0], list) and len(samples[0]) > 4 and isinstance(samples[0][4], str):
+        return leaf_text(samples, labels, *by_user, str(path))  # Sent140: the fifth column is the tweet
+    if isinstance(samples[0], str) and Path(samples[0]).suffix.lower() not in SUFFIXES:
+        return leaf_text(samples, labels, *by_user, str(path))
+    try:
+        targets = np.array(labels, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the labels of {path} must be numbers") from error
+    return Table(_leaf_samples(samples, path), targets, *by_user, str(path))
 
 
 def _leaf_samples(samples: list[Any], path: Path) -> npt.NDArray[Any]:

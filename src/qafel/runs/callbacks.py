@@ -1,0 +1,101 @@
+"""Callbacks: objects that are called with every evaluation of a run.
+
+A callback takes a ``Point``; if it returns True, the run ends and its results are kept. A resumed run shows
+the saved evaluations to its callbacks again, so that they need no state of their own on disk.
+"""
+
+import csv
+import importlib.util
+import math
+from pathlib import Path
+from typing import IO, Any
+
+from qafel.errors import ConfigError, MissingExtraError
+from qafel.runs.result import Point
+
+
+class EarlyStopping:
+    """Ends the run when a smoothed metric has not improved for ``patience`` evaluations.
+
+    The loss and other errors are to be small (``mode="min"``, the default for ``loss``), accuracies large
+    (``mode="max"``). An improvement is a change of more than ``min_delta``.
+    """
+
+    def __init__(
+        self, metric: str = "loss", patience: int = 5, *, mode: str | None = None, min_delta: float = 0.0
+    ) -> None:
+        if patience < 1:
+            raise ConfigError(f"patience must be at least 1, got {patience}")
+        if mode not in ("min", "max", None):
+            raise ConfigError(f"mode must be 'min' or 'max', got {mode!r}")
+        if mode is None and metric not in ("loss", "accuracy"):
+            raise ConfigError(f"say whether {metric!r} is to be small or large: mode='min' or mode='max'")
+        self.metric, self.patience, self.min_delta = metric, patience, min_delta
+        self._sign = -1.0 if (mode or ("max" if metric == "accuracy" else "min")) == "max" else 1.0
+        self.best, self.waited = math.inf, 0
+
+    def __call__(self, point: Point) -> bool:
+        """Whether the run should end."""
+        if self.metric not in point.smoothed:
+            raise ConfigError(
+                f"early stopping watches {self.metric!r}, which is not measured; the metrics are "
+                f"{', '.join(point.smoothed)}"
+            )
+        value = self._sign * point.smoothed[self.metric]
+        if value < self.best - self.min_delta:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        return self.waited >= self.patience
+
+
+class Csv:
+    """Writes every evaluation to a CSV file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._file: IO[str] | None = None
+
+    def __call__(self, point: Point) -> None:
+        """Write a line; the first one after the names of the columns."""
+        columns = values(point)
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("w", encoding="utf-8", newline="")
+                csv.writer(self._file).writerow(columns)
+            csv.writer(self._file).writerow(columns.values())
+            self._file.flush()
+        except OSError as error:
+            raise ConfigError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+
+class TensorBoard:
+    """Writes every evaluation to a folder that TensorBoard shows."""
+
+    def __init__(self, folder: str | Path) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise MissingExtraError("TensorBoard", "tensorboard")
+        self._folder = folder
+        self._writer: Any = None
+
+    def __call__(self, point: Point) -> None:
+        """Write the numbers of an evaluation, at its number of uploads."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder))
+        for name, value in values(point).items():
+            if name != "uploads":
+                self._writer.add_scalar(name, value, point.uploads)
+        self._writer.flush()
+
+
+def values(point: Point) -> dict[str, float]:
+    """The numbers of an evaluation: what it cost, and its metrics."""
+    costs = ("uploads", "version", "time", "bytes_up", "bytes_down", "staleness", "in_flight", "residual")
+    return (
+        {name: getattr(point, name) for name in costs}
+        | point.metrics
+        | {f"{name} (smoothed)": value for name, value in point.smoothed.items()}
+    )

@@ -1,0 +1,133 @@
+"""Values of settings: from TOML, ``key=value`` and Python, and back to TOML.
+
+An object of Python that cannot be imported has a description, ``<python: …>``, in place of a value.
+"""
+
+import difflib
+import json
+import sys
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from qafel.errors import ConfigError
+
+PYTHON = "<python: "
+"""How a description begins."""
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def to_toml(value: Any) -> str:
+    """A value in TOML syntax."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {to_toml(one)}" for name, one in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def named(value: Any) -> Any:
+    """Numbers and texts as they are; a function as ``module:name`` if it can be imported from there, and any
+    other object as ``<python: …>``.
+    """
+    if isinstance(value, str | int | float | None):
+        return value
+    if isinstance(value, Mapping) and all(callable(one) or isinstance(one, str) for one in value.values()):
+        return {str(name): named(one) for name, one in value.items()}
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if isinstance(name, str) and module != "__main__" and _imported(module, name) is value:
+        return f"{module}:{name}"
+    if isinstance(value, Mapping | list):
+        return f"{PYTHON}{len(value)} clients>"
+    return f"{PYTHON}{name or type(value).__name__}>"
+
+
+def _imported(module: Any, name: str) -> Any:
+    return getattr(sys.modules.get(module), name, None) if isinstance(module, str) else None
+
+
+def not_importable(name: str, value: str) -> ConfigError:
+    """The error for an object that is only known by its description."""
+    return ConfigError(
+        f"{name} is {value}, which cannot be imported; pass it again from Python: "
+        f"resume(folder, {name}=…) or join(…, {name}=…)"
+    )
+
+
+def checked(kind: type[S], values: Mapping[str, Any], where: str = "the settings") -> S:
+    """Settings from names and values; ConfigError says what is wrong, and where."""
+    for name in values:
+        if name not in kind.__struct_fields__:
+            raise unknown("setting", name, kind.__struct_fields__, where)
+    hints = typing.get_type_hints(kind)
+    converted: dict[str, Any] = {}
+    for name, given in values.items():
+        value = given.item() if isinstance(given, np.generic) else given
+        value = str(value) if isinstance(value, Path) else value
+        hint = _without_functions(hints[name])
+        if hint is Any or (hint is not hints[name] and callable(value)):
+            converted[name] = value
+            continue
+        try:
+            converted[name] = msgspec.convert(value, hint, strict=True)
+        except msgspec.ValidationError:
+            raise ConfigError(f"{name} in {where} must be {_kind(hints[name])}, got {value!r}") from None
+    return kind(**converted)
+
+
+def _without_functions(hint: Any) -> Any:
+    """A type without the functions in its union, which only Python can pass."""
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else ()
+    kept = [part for part in parts if typing.get_origin(part) is not Callable]
+    return hint if len(kept) == len(parts) else typing.Union[tuple(kept)]  # noqa: UP007
+
+
+def read_file(kind: type[S], path: Path | None, changes: Iterable[str] = ()) -> S:
+    """Settings from a TOML file and ``key=value`` changes."""
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:  # also of a number of 5,000 digits, or deep nesting
+            raise ConfigError(f"{path} is not a TOML file: {str(error)[:200]}") from None
+        checked(kind, values, str(path))
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes key=value, got {change!r}")
+        values[name.strip()] = parse(text.strip())
+    return checked(kind, values, "--set" if path is None else f"{path} or --set")
+
+
+def parse(text: str) -> Any:
+    """A value in TOML syntax; anything else is text, and ``none`` is None."""
+    if text.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    return ConfigError(f"there is no {what} {name!r}{f' ({where})' if where else ''}; {hint}")
+
+
+def _kind(hint: Any) -> str:
+    names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(map(repr, typing.get_args(hint)))
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_kind(part) for part in typing.get_args(hint) if part is not type(None))
+    return names.get(hint, str(hint))
