@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import os
 import stat
 import time
 from collections.abc import Iterator
@@ -13,10 +14,10 @@ import numpy as np
 import pytest
 
 from parties import SECRET, SIZE, Background, ended, link, plan, publish, run, server, start, update, upload
-from qafel import vectors
-from qafel.buffer import BoundedBuffer
+from qafel import vectors, wire
+from qafel.buffer import MAX_RATIO, BoundedBuffer
 from qafel.errors import BrokerError, ConfigError
-from qafel.federation import Broker, join
+from qafel.federation import Broker, Plan, join
 from qafel.federation.broker import configuration
 from qafel.federation.keys import Keys
 from qafel.federation.leases import Ask
@@ -165,8 +166,6 @@ def test_poison_is_refused_and_a_step_that_would_diverge_drops_its_buffer() -> N
 
 
 def _huge(job: Any, client: int) -> bytes:
-    from qafel import wire
-
     payload = np.full(job.size, 3e38, np.float32).tobytes()
     return wire.encode(wire.Update(job.id, client, 0, 0, payload))
 
@@ -265,20 +264,85 @@ def test_anonymous_publishers_of_an_open_broker_still_need_a_lease(broker: Broke
     assert ended(serving).summary.rejected == {"no_lease": 1}
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        {"data": "digits", "model": "mlp", "partition": "dirichlet:1", "clients": 60, "local_rate": 0.1},
-        {"data": "breast-cancer", "model": "logistic", "partition": "iid", "clients": 40, "local_rate": 0.5},
-    ],
-)
-def test_no_honest_update_is_refused_for_its_norm_until_the_training_has_converged(task: Any) -> None:
-    settings = Settings(uploads=2000, concurrency=20, evaluate_every=1 << 30, **task)
+DIGITS = {"data": "digits", "model": "mlp", "clients": 60, "local_rate": 0.1, "uploads": 600}
+CANCER = {"data": "breast-cancer", "clients": 40}
+MUSHROOMS = {"data": "mushrooms.libsvm.gz", "model": "logistic", "clients": 100, "local_rate": 2.0}
+SKEWED = {"partition": "dirichlet:0.3"}
+TASKS: dict[str, dict[str, Any]] = {
+    "faces": {"uploads": 150},
+    "faces, small rates": {"uploads": 150, "local_rate": 1e-4, "server_rate": 0.1},
+    "digits": DIGITS,
+    "digits, until it has converged": {**DIGITS, "partition": "dirichlet:1", "uploads": 2000},
+    "digits, skewed": {**DIGITS, **SKEWED},
+    "digits, one class for each client": {**DIGITS, "partition": "shards:1"},
+    "digits, skewed, 5 epochs": {**DIGITS, **SKEWED, "epochs": 5},
+    "digits, softmax": {**DIGITS, "model": "softmax"},
+    "digits, softmax, skewed": {**DIGITS, **SKEWED, "model": "softmax"},
+    "digits, cnn": {**DIGITS, "model": "cnn", "local_rate": 0.01},
+    "breast-cancer, until it has converged": {
+        **CANCER,
+        "model": "logistic",
+        "local_rate": 0.5,
+        "uploads": 2000,
+    },
+    "breast-cancer, mlp": {**CANCER, "model": "mlp", "local_rate": 0.1, "uploads": 600},
+    "smiles": {"data": "smiles32.npz", "uploads": 200},
+    "cifar": {"data": "cifar10.npz", **SKEWED, "clients": 400, "uploads": 200},
+    "mushrooms": {**MUSHROOMS, "partition": "consecutive", "steps": 10, "server_rate": 0.1, "uploads": 600},
+}
+"""Those whose data is a file need the folder that QAFEL_DATA names."""
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_no_honest_update_comes_near_the_norm_limit_of_a_federation_and_a_huge_one_is_refused(
+    task: dict[str, Any],
+) -> None:
+    settings = Settings(concurrency=20, evaluate_every=1 << 30, **located(task))
     learner = settings.learner()
     simulation = Simulation(settings, learner, workers=1, layout=learner.layout)
     job = simulation.server.job
-    buffer = BoundedBuffer(job.quantizers()[0], job.size, max_norm=1e6, window=10 * job.buffer_size)
-    simulation.server = Server(job, learner.x, aggregator=buffer)
+    server = simulation.server = FederationState(Plan(), job, learner.x).server
+    seen = watched(server)
     simulation.run()
-    assert simulation.server.rejections == {}
-    assert buffer.limit < 1e6, "the limit was in force"
+    assert server.rejections == {}
+    assert server.accepted == settings.uploads
+    assert len(seen) > 0.9 * settings.uploads, "the limit was in force"
+    ratio, largest = max(seen, key=lambda one: one[0])
+    print(f"the largest norm was {ratio:.2f} times the median")
+    assert 1 < ratio < MAX_RATIO / 3
+
+    def send(scale: float) -> str:
+        quantizer = job.quantizers()[0]
+        payload = quantizer.encode(np.float32(scale) * quantizer.decode(largest.payload, job.size), 0)
+        number = server.seen.next(largest.client)
+        frame = wire.encode(wire.Update(job.id, largest.client, number, server.version, payload))
+        event = server.receive(frame)[0]
+        return event.reason if isinstance(event, Rejected) else "counted"
+
+    assert [send(scale) for scale in (1, 1000, 1)] == ["counted", "norm", "counted"]
+
+
+def located(task: dict[str, Any]) -> dict[str, Any]:
+    """The task with the path of its data, if that is a file."""
+    name, folder = task.get("data", ""), os.environ.get("QAFEL_DATA")
+    if not Path(name).suffix:
+        return task
+    if not folder:
+        pytest.skip("QAFEL_DATA does not name a folder with the real data")
+    return {**task, "data": str(Path(folder) / name)}
+
+
+def watched(server: Server) -> list[tuple[float, wire.Update]]:
+    """The updates that come while the median is in force, and their norms in units of it."""
+    buffer, seen = server.aggregator, list[tuple[float, wire.Update]]()
+    assert isinstance(buffer, BoundedBuffer)
+    add = buffer.add
+
+    def watch(update: wire.Update, weight: float) -> None:
+        if buffer.limit < buffer.max_norm:
+            norm = np.linalg.norm(buffer.quantizer.decode(update.payload, server.job.size))
+            seen.append((float(MAX_RATIO * norm / buffer.limit), update))
+        add(update, weight)
+
+    buffer.add = watch  # type: ignore[method-assign]
+    return seen
