@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from parties import SIZE, ended, plan, publish, run, server, update
+from qafel.bench.federation import PARTS
 from qafel.errors import ConfigError
 from qafel.federation import Broker, Plan, Subjects, operate
 from qafel.federation.broker import free_port
@@ -273,6 +274,22 @@ def test_a_standby_waits_and_takes_over_when_the_leader_resigns(broker: Broker, 
     result = ended(second)
     assert result.summary.uploads == 8
     assert events[:2] == ["waits while another server leads", "leads"]
+
+
+def test_the_quick_benchmark_has_all_parts_and_clients_are_answered_beside_a_flood(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    command = [sys.executable, "-m", "qafel", "bench", "federation", "--quick", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Request to answer" in done.stdout
+    parts = json.loads(out.read_bytes())["parts"]
+    assert tuple(parts) == PARTS
+    flood = parts["flood"]
+    assert flood["alive"]
+    assert flood["flood_per_second"] > 1000
+    for part in (flood["without"], flood["with"]):
+        assert part["requests"] >= flood["clients"]
+        assert 0 < part["p50_ms"] <= part["p99_ms"] <= part["max_ms"] < 60_000
 
 
 def test_the_docs_have_the_numbers_of_the_committed_results() -> None:

@@ -6,6 +6,7 @@ synced     the same with a broker that syncs every message to disk
 fan-out    increments, stored and fenced, to many connections
 loop       the whole loop of many clients at once: upload, acknowledgement, receipt with the next lease
 latency    from an upload to its acknowledgement, at half load
+flood      from a request to its answer, without and with another client that floods an open broker
 clients    many connected clients that follow and ask; the memory of the server
 """
 
@@ -24,12 +25,14 @@ import msgspec
 import numpy as np
 
 from qafel import vectors, wire
+from qafel.bench.federation_flood import flooded
 from qafel.bench.federation_load import (
     SIZE,
     consume,
     counter,
     echo,
     loop_clients,
+    milliseconds,
     moment,
     plan,
     publish,
@@ -65,6 +68,7 @@ class Scale(msgspec.Struct, frozen=True):
     clients: int = 1000
     held_seconds: float = 60.0
     rounds: int = 3
+    flood_seconds: float = 5.0
 
 
 DEFAULTS: dict[str, str] = {}
@@ -76,9 +80,10 @@ PARTS = (
     f"fan-out {DEFAULT_QUANTIZER}",
     "loop",
     "latency",
+    "flood",
     "clients",
 )
-QUICK = Scale(600, 60, 20, 20, 2, 1.0, 40, 2.0, 1)
+QUICK = Scale(600, 60, 20, 20, 2, 1.0, 40, 2.0, 1, 0.5)
 
 
 def updates(
@@ -221,16 +226,10 @@ def latency(folder: Path, per_second: float, seconds: float) -> dict[str, Any]:
                 named = [(connection.subjects.upload(client), data) for client, data in made]
                 return await publish(connection, named, pace=1 / per_second)
 
-        took = sorted(asyncio.run(work()))
+        took = asyncio.run(work())
         wait_for(done, server)
         server.join()
-    return {
-        "updates_per_second": per_second,
-        "uploads": count,
-        "p50_ms": 1000 * took[len(took) // 2],
-        "p99_ms": 1000 * took[int(len(took) * 0.99)],
-        "max_ms": 1000 * took[-1],
-    }
+    return {"updates_per_second": per_second, "uploads": count, **milliseconds(took)}
 
 
 def crowd(folder: Path, clients: int, seconds: float) -> dict[str, Any]:
@@ -287,4 +286,5 @@ def bench(scale: Scale) -> Iterator[tuple[str, dict[str, Any]]]:
                 folder / "latency", measured["defaults"]["updates_per_second"] / 2, scale.latency_seconds
             ),
         )
+        yield "flood", flooded(folder / "flood", scale.flood_seconds)
         yield "clients", crowd(folder / "crowd", scale.clients, scale.held_seconds)

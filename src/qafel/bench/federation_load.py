@@ -173,6 +173,16 @@ def wait_for(moment: Any, process: Any, seconds: float = 120) -> None:
         time.sleep(0.005)
 
 
+def milliseconds(took: list[float]) -> dict[str, float]:
+    """Percentiles of times in seconds."""
+    took = sorted(took)
+    return {
+        "p50_ms": 1000 * took[len(took) // 2],
+        "p99_ms": 1000 * took[int(len(took) * 0.99)],
+        "max_ms": 1000 * took[-1],
+    }
+
+
 def receive(url: str, count: int, wanted: int, subject: str, ready: Any, done: Any) -> None:
     """``count`` connections that each wait for ``wanted`` messages."""
 

@@ -58,7 +58,7 @@ MEMORY: Columns = {
 
 
 def federation(parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Rates against the raw broker, latency and connected clients."""
+    """Rates against the raw broker, latency, a flood and connected clients."""
     rows = {
         f"{part}, {kind}": numbers for part in ("updates", "synced") for kind, numbers in parts[part].items()
     }
@@ -78,10 +78,13 @@ def federation(parts: Mapping[str, Mapping[str, Any]]) -> None:
         ],
     )
     show.line(f"\nThe defaults take {parts['updates']['defaults']['to_last']:.2f} of 4-bit QSGD's updates/s.")
-    late, crowd = parts["latency"], parts["clients"]
+    late, crowd, flood = parts["latency"], parts["clients"], parts["flood"]
     show.line(
         f"\nUpload to acknowledgement at {late['updates_per_second']:,.0f}/s: median {late['p50_ms']:.2f}, "
-        f"99 % within {late['p99_ms']:.1f} ms\n{crowd['connected']:,} connected clients for "
+        f"99 % within {late['p99_ms']:.1f} ms\nRequest to answer: median "
+        f"{flood['without']['p50_ms']:.1f}, 99 % within {flood['without']['p99_ms']:.1f} ms; while another "
+        f"client sends {flood['flood_per_second']:,.0f} messages/s: median {flood['with']['p50_ms']:.1f}, "
+        f"99 % within {flood['with']['p99_ms']:.1f} ms\n{crowd['connected']:,} connected clients for "
         f"{crowd['held_seconds']:.0f} s: server {crowd['server_mb']:,.0f} MB, "
         f"broker {crowd['broker_mb']:,.0f} MB"
     )
