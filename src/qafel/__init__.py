@@ -5,6 +5,8 @@ hidden state that server and clients share. Start with ``Job`` or ``algorithm``,
 ``quantizer`` reads spec strings; ``qafel.theory`` has the formulas.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from qafel.client import Advanced, Client, Drifted, Ignored, Missed, Task, local_sgd
 from qafel.coding.threads import set_threads
 from qafel.config import Job, algorithm
@@ -39,6 +41,9 @@ from qafel.quantizers import (
 from qafel.server import Accepted, Dropped, Server, Stepped
 from qafel.vectors import Layout
 from qafel.wire import Rejected
+
+if TYPE_CHECKING:
+    from qafel.tasks.models import group_norm
 
 __version__ = "0.1.0"
 
@@ -78,6 +83,7 @@ __all__ = [
     "WorkerError",
     "__version__",
     "algorithm",
+    "group_norm",
     "local_sgd",
     "measure",
     "optimizer",
@@ -88,3 +94,11 @@ __all__ = [
     "registered_quantizers",
     "set_threads",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "group_norm":  # it needs PyTorch, and importing qafel must not
+        from qafel.tasks.models import group_norm
+
+        return group_norm
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

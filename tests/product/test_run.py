@@ -254,7 +254,9 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path: Path) -> None:
     with saved_run(folder, *settings(data=path, model="mlp", uploads=100_000)):
         pass
     np.savez(path, x=rng.random((400, 5), dtype=np.float32), y=np.arange(400) % 2)
-    check_mistake("the data, the model or the training has changed since the run began", "run", "--resume", str(folder))
+    check_mistake(
+        "the data, the model or the training has changed since the run began", "run", "--resume", str(folder)
+    )
 
 
 def test_a_damaged_checkpoint_gets_one_sentence(tmp_path: Path) -> None:

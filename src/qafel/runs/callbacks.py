@@ -8,7 +8,7 @@ import csv
 import importlib.util
 import math
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from qafel.errors import ConfigError, MissingExtraError
 from qafel.runs.result import Point
@@ -53,19 +53,18 @@ class Csv:
     """Writes every evaluation to a CSV file."""
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
-        self._file: IO[str] | None = None
+        self._path, self._mode = Path(path), "w"
 
     def __call__(self, point: Point) -> None:
         """Write a line; the first one after the names of the columns."""
         columns = values(point)
         try:
-            if self._file is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._path.open("w", encoding="utf-8", newline="")
-                csv.writer(self._file).writerow(columns)
-            csv.writer(self._file).writerow(columns.values())
-            self._file.flush()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open(self._mode, encoding="utf-8", newline="") as file:
+                if self._mode == "w":
+                    csv.writer(file).writerow(columns)
+                csv.writer(file).writerow(columns.values())
+            self._mode = "a"
         except OSError as error:
             raise ConfigError(f"cannot write {self._path}: {error.strerror or error}") from error
 

@@ -8,6 +8,9 @@ A loss or a metric is a function (outputs, targets) -> one number per sample, or
     labels [n, length]     [n, length, classes]             cross-entropy             accuracy
     labels [n, h, w, …]    [n, classes, h, w, …]            cross-entropy             accuracy
     real numbers           the same shape                   mean squared error
+
+Where the targets are real numbers [n] and the outputs [n, 1], losses and metrics get outputs [n]: PyTorch's
+functions would otherwise compare every output with every target.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,7 +46,7 @@ def metric(function: Function, *, whole: bool = False) -> Metric:
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean loss that follows from the shapes; see the module."""
     if targets.is_floating_point():
-        return functional.mse_loss(outputs.reshape(targets.shape), targets)
+        return functional.mse_loss(outputs, targets)
     if outputs.ndim == 2 and outputs.shape[1] == 1:
         return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.to(outputs.dtype))
     if outputs.ndim == 3:
@@ -83,6 +86,7 @@ class Measures:
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """The mean loss of a batch."""
+        outputs = fitted(outputs, targets)
         if self.custom is None:
             return default_loss(outputs, targets)
         value = self.custom(outputs, targets)
@@ -101,11 +105,19 @@ class Measures:
         if self._metrics or "loss" not in sums:
             tensors = torch.as_tensor(outputs) if isinstance(outputs, np.ndarray) else outputs
             wanted = arrays.each(torch.from_numpy, targets)
+            tensors = fitted(tensors, wanted)
             for name, function in self._metrics.items():
                 sums[name] = _sum(name, function(tensors, wanted), count)
             if "loss" not in sums:
                 sums["loss"] = _sum("loss", (self.custom or default_loss)(tensors, wanted), count)
         return {name: value for name, value in sums.items() if name != "loss"} | {"loss": sums["loss"]}
+
+
+def fitted(outputs: Any, targets: Any) -> Any:
+    """The outputs, without a last dimension of 1 that real-valued targets do not have."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or not targets.is_floating_point():
+        return outputs
+    return outputs.squeeze(-1) if outputs.shape == (*targets.shape, 1) else outputs
 
 
 def _has_scores(outputs: Any, targets: npt.NDArray[Any]) -> bool:
@@ -133,7 +145,7 @@ def check_outputs(outputs: Any, targets: Any, classes: int) -> None:
     if not shape or isinstance(targets, dict):
         raise ConfigError("outputs or targets in a dictionary have no default loss; pass loss=")
     if not classes:
-        if int(np.prod(shape)) != targets.size:
+        if shape not in (targets.shape, (*targets.shape, 1)):
             raise ConfigError(
                 f"targets of shape {targets.shape[1:]} need outputs of the same shape, got {shape[1:]}; "
                 "change the model, or pass loss="
