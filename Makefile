@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.qafel-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo federation-demo chaos test test-fast test-install lint format types layers tests bench reproduce-quick reproduce golden clean
+.PHONY: help setup demo federation-demo chaos test test-fast test-install lint format types layers tests bench reproduce-quick reproduce examples golden clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -63,6 +63,12 @@ reproduce-quick: setup ## Every table and figure of the paper in miniature, on d
 
 reproduce: setup ## Every table and figure of the paper; DATA=smiles32.npz for other data than drawn faces.
 	$(BIN)/qafel reproduce all $(if $(DATA),--data $(DATA))
+
+examples: setup ## Run every example in full, with the real data in the folder QAFEL_DATA; write results/examples.
+	for name in own_model_and_data regression_numpy lora own_quantizer federation; do \
+	  QAFEL_EXAMPLES=results/examples $(BIN)/python examples/$$name.py || exit 1; done
+	QAFEL_EXAMPLES=results/examples $(BIN)/python examples/cifar10_fedadam.py $(QAFEL_DATA)/cifar10.npz
+	QAFEL_EXAMPLES=results/examples $(BIN)/python examples/shakespeare_lstm.py $(QAFEL_DATA)/shakespeare.txt
 
 golden: setup ## Make the committed golden vectors anew (only when bytes change on purpose).
 	$(BIN)/python tests/golden/make.py

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from command import call, call_json, check_mistake, spawn
 from rich.console import Console
 
+from command import call, call_json, check_mistake, spawn
 from qafel.cli import app, show
 
 

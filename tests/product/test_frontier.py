@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 
 import pytest
+
 from command import call, call_json, check_mistake
 from command import settings as command_settings
-
 from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
 from qafel.errors import SpecError
 from qafel.quantizers import quantizer

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import check_mistake
 
+from command import check_mistake
 from qafel import theory as formulas
 from qafel.client import Task
 from qafel.errors import ConfigError

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from command import call, call_json, check_mistake, kill, saved_run, settings, spawn
 
 pytestmark = pytest.mark.slow

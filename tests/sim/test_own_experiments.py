@@ -196,6 +196,7 @@ def test_callbacks_end_a_run_and_see_every_evaluation(tmp_path: Path) -> None:
     result = run(callbacks=calls)
     assert result.summary.reason == "callback EarlyStopping"
     assert seen == [point.uploads for point in result.points] == [0, 20, 40]
+    assert run(callbacks=calls[:1]).summary.uploads == 40  # it begins anew
     with (tmp_path / "run.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["uploads"]) for row in rows] == seen

@@ -296,3 +296,67 @@ def test_damaged_idx_and_cifar_get_one_sentence(tmp_path: Path) -> None:
 def test_a_bad_choice_gets_one_sentence(source: Any, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         population(source, **options)
+
+
+PLAY = """Nurse:
+{0}
+
+Porter:
+Who is there?
+
+Nurse:
+{0}
+"""
+
+
+def test_a_play_has_a_client_for_every_role_that_says_enough(tmp_path: Path) -> None:
+    path = tmp_path / "play.txt"
+    path.write_text(PLAY.format("Go, and be gone; é!\n" * 20), encoding="utf-8")
+    result = population(str(path), held_out=0.0)
+    assert (result.clients, result.shape, result.classes) == (1, (80,), 96)  # the porter says too little
+    x, y = result.samples(0)
+    assert x.dtype == y.dtype == np.int64
+    assert np.array_equal(x[0, 1:], y[0, :-1])
+    assert np.array_equal(x[1:, 0], y[:-1, -1])
+    letters = "\n" + "".join(map(chr, range(32, 127)))
+    assert "".join(letters[k] for k in x[0, :20]) == "Go, and be gone; ?!\n"
+
+
+def test_a_text_that_is_no_play_is_read_as_libsvm_and_a_play_of_short_roles_is_refused(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.txt").write_text("1 1:0.5 2:1\n2 1:0.25\n" * 20)
+    assert population(str(tmp_path / "a.txt")).shape == (2,)
+    (tmp_path / "b.txt").write_text(PLAY.format("Short."))
+    with pytest.raises(ConfigError, match="of roles with more than 500 characters"):
+        population(str(tmp_path / "b.txt"))
+
+
+def test_leafs_shakespeare_and_sent140_as_leaf_writes_them(tmp_path: Path) -> None:
+    lines = {"x": ["to be or not to be, that is the question".ljust(80, "."), "short"], "y": ["n", "!"]}
+    plays = {
+        "users": ["HAMLET", "OPHELIA"],
+        "num_samples": [2, 2],
+        "user_data": {"HAMLET": lines, "OPHELIA": lines},
+    }
+    (tmp_path / "plays.json").write_text(json.dumps(plays))
+    result = population(str(tmp_path / "plays.json"), held_out=0.0)
+    assert (result.clients, result.shape, result.classes) == (2, (80,), 96)
+    assert result.samples(0)[1].tolist() == [1 + ord("n") - 32, 1 + ord("!") - 32]
+    row = [
+        "1467810369",
+        "Mon Apr 06 22:19:45 PDT 2009",
+        "NO_QUERY",
+        "someone",
+        "What a Day what a day",
+        "training",
+    ]
+    tweets = {"users": ["u", "v"], "user_data": {u: {"x": [row, row], "y": [0, 1]} for u in "uv"}}
+    (tmp_path / "tweets.json").write_text(json.dumps(tweets))
+    result = population(str(tmp_path / "tweets.json"), held_out=0.0)
+    assert (result.clients, result.shape, result.classes) == (2, (25,), 2)
+    words = result.samples(1)[0][0].tolist()
+    assert words[:3] == words[3:6]
+    assert words[6:] == [0] * 19
+    assert 0 < min(words[:3]) <= max(words[:3]) < 10_000
+    assert getattr(result, "vocabulary", 0) == 10_000

@@ -72,6 +72,8 @@ def images() -> Table:
     return Table(pixels, y, np.arange(len(y)) // IMAGES, held)
 
 
+OWN = "own loss, metric and optimizer"
+
 _bare: list[Callable[[], Any]] = []
 """The bare loop's step, in a process of a yardstick."""
 
@@ -131,18 +133,33 @@ def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], 
                 for name, quantizers in QUANTIZERS.items()
                 if engine == engines[0] or not quantizers
             }
-            learner = chosen["defaults"].learner()
-            for settings in chosen.values():
+            learners: dict[str, Any] = dict.fromkeys(chosen, chosen["defaults"].learner())
+            if engine == "plain":
+                chosen[OWN] = msgspec.structs.replace(chosen["defaults"], **_own())
+                learners[OWN] = chosen[OWN].learner()
+            for name, settings in chosen.items():
                 warm = msgspec.structs.replace(settings, uploads=WARM)
-                Simulation(warm, learner, layout=learner.layout).run()
+                Simulation(warm, learners[name], layout=learners[name].layout).run()
             rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in chosen}
             for k in range(rounds):
                 for name, settings in chosen.items():
                     tell(f"{engine}, {name}: round {k + 1} of {rounds}")
-                    rows[name].append(_round(settings, learner, yards))
+                    rows[name].append(_round(settings, learners[name], yards))
             for name, mine in rows.items():
                 medians = [statistics.median(column) for column in zip(*mine, strict=True)]
                 yield Speed(engine, name, cores(), *medians)
+
+
+def _own() -> dict[str, Any]:
+    """A loss, a metric and an optimizer as a user would pass them."""
+    import torch
+    from torch.nn import functional
+
+    return {
+        "loss": lambda outputs, targets: functional.cross_entropy(outputs, targets, label_smoothing=0.1),
+        "metrics": {"top": lambda outputs, targets: outputs.argmax(1) == targets},
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+    }
 
 
 def _round(settings: Settings, learner: Any, yards: tuple[ProcessPoolExecutor, ...]) -> tuple[float, ...]:

@@ -1,7 +1,8 @@
 """Callbacks: objects that are called with every evaluation of a run.
 
 A callback takes a ``Point``; if it returns True, the run ends and its results are kept. A resumed run shows
-the saved evaluations to its callbacks again, so that they need no state of their own on disk.
+the saved evaluations to its callbacks again, so that they need no state of their own on disk. The first
+evaluation of a run is at 0 uploads: there, these callbacks begin anew, and can be used for several runs.
 """
 
 import csv
@@ -42,6 +43,8 @@ class EarlyStopping:
                 f"{', '.join(point.smoothed)}"
             )
         value = self._sign * point.smoothed[self.metric]
+        if point.uploads == 0:
+            self.best, self.waited = math.inf, 0
         if value < self.best - self.min_delta:
             self.best, self.waited = value, 0
         else:
@@ -53,18 +56,17 @@ class Csv:
     """Writes every evaluation to a CSV file."""
 
     def __init__(self, path: str | Path) -> None:
-        self._path, self._mode = Path(path), "w"
+        self._path = Path(path)
 
     def __call__(self, point: Point) -> None:
         """Write a line; the first one after the names of the columns."""
         columns = values(point)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open(self._mode, encoding="utf-8", newline="") as file:
-                if self._mode == "w":
+            with self._path.open("a" if point.uploads else "w", encoding="utf-8", newline="") as file:
+                if not point.uploads:
                     csv.writer(file).writerow(columns)
                 csv.writer(file).writerow(columns.values())
-            self._mode = "a"
         except OSError as error:
             raise ConfigError(f"cannot write {self._path}: {error.strerror or error}") from error
 

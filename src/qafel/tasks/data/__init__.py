@@ -3,7 +3,7 @@
 faces            generated (see ``faces``); the default
 digits           scikit-learn's 8×8 digits
 breast-cancer    scikit-learn's breast-cancer measurements
-PATH             .npz · LIBSVM text (.gz) · LEAF's .json · .txt (roles that take turns) · a folder: IDX,
+PATH             .npz · LIBSVM text (.gz) · LEAF's .json · a play, as text · a folder: IDX,
                  CIFAR-10 (binary), LEAF, raw CelebA, or images in folders named by class
 module:factory   a function that returns a Population or any of these:
 
@@ -182,8 +182,9 @@ def load(name: str) -> Table:
 def _reader(path: Path) -> Callable[[Path], Table]:
     """The function that reads this file or folder."""
     if path.is_file():
-        suffixes = {".npz": files.npz, ".json": images.leaf, ".txt": text.plays}
-        return suffixes.get(path.suffix.lower(), files.libsvm)
+        suffixes = {".npz": files.npz, ".json": images.leaf}
+        others = text.plays if text.is_play(path) else files.libsvm
+        return suffixes.get(path.suffix.lower(), others)
     if (path / images.IDENTITIES).exists():
         return images.celeba
     if any(path.glob("*.json")) or any(path.glob("train/*.json")):

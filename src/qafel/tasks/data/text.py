@@ -34,6 +34,13 @@ def characters(text: str) -> npt.NDArray[np.uint8]:
     return _CODES[np.frombuffer(text.encode("utf-16-le", "replace"), np.uint16)]
 
 
+def is_play(path: Path) -> bool:
+    """Whether a file begins with a line ``Role:``."""
+    with reading(path), path.open("rb") as file:
+        first = file.read(200).lstrip().split(b"\n")[0].rstrip()
+    return path.suffix.lower() != ".npz" and first.endswith(b":") and first.isascii()
+
+
 def plays(path: Path) -> Table:
     """A text of turns, separated by empty lines, each after a line ``Role:``; one user for every role.
 
