@@ -25,6 +25,7 @@ def household(k: int) -> tuple[np.ndarray, np.ndarray]:
     return x, (use + rng.normal(0, 0.05, n)).astype(np.float32)
 
 
+torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(4, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
 
 
@@ -42,7 +43,7 @@ if __name__ == "__main__":
         metrics={"mae": mae},
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=2e-3),
         callbacks=[EarlyStopping("loss", patience=20)],
-        rate=20.0,
+        rate=5.0,
         uploads=300 if QUICK else 6000,
         evaluate_every=100,
     )
