@@ -161,16 +161,10 @@ class Adagrad(Optimizer):
 
 @register_optimizer
 @dataclass(frozen=True)
-class Yogi(Optimizer):
+class Yogi(Adam):
     """FedYogi: Yogi, as in its paper, on −Δ̄."""
 
     name = "yogi"
-    slots = 2
-
-    rate: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 0.001
 
     def _run(self, number: int, *vectors: Any) -> None:
         del number

@@ -49,18 +49,26 @@ def pyplot() -> Any:
 
 
 Run = tuple[Sequence[float], Sequence[float]]
+FAR = 5.0
 
 
 def bands(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Run]]]]], y: str) -> Path:
-    """Panels side by side, each an x-label and (name, runs): the mean of the runs and their range."""
+    """Panels side by side, each an x-label and (name, runs): the mean of the runs and their range.
+
+    A panel whose lines end more than a factor FAR apart has a logarithmic axis.
+    """
     import numpy as np
 
     plt = pyplot()
     figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.4), sharey=True, squeeze=False)
     for axis, (label, lines) in zip(axes[0], panels, strict=True):
+        last = [xs[-1] for _, runs in lines for xs, _ in runs]
+        far = min(last) > 0 and max(last) > FAR * min(last)
+        if far:
+            axis.set_xscale("log")
         for k, (name, runs) in enumerate(lines):
-            ends = [min(xs[-1] for xs, _ in runs), max(xs[0] for xs, _ in runs)]
-            grid = np.linspace(ends[1], ends[0], 400)
+            start = max(min(x for x in xs if x > 0 or not far) for xs, _ in runs)
+            grid = (np.geomspace if far else np.linspace)(start, min(xs[-1] for xs, _ in runs), 400)
             values = np.array([np.interp(grid, xs, ys) for xs, ys in runs])
             colour = COLOURS.get(name.lower(), f"C{k}")
             axis.plot(

@@ -60,6 +60,7 @@ def logged(callback: Any) -> None:
     simulate(model=nn.Linear(3, 1), data=data, uploads=8, evaluate_every=4, workers=1, callbacks=[callback])
 
 
+@pytest.mark.filterwarnings("ignore")  # of other packages
 def test_the_docs_callback_logs_to_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed; it is none of our dependencies")
     monkeypatch.chdir(tmp_path)
@@ -70,6 +71,7 @@ def test_the_docs_callback_logs_to_mlflow(tmp_path: Path, monkeypatch: pytest.Mo
     assert [entry.step for entry in history] == [0, 4, 8]
 
 
+@pytest.mark.filterwarnings("ignore")  # of other packages
 def test_the_docs_callback_logs_to_weights_and_biases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
