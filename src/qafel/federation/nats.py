@@ -143,12 +143,12 @@ class Connection:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; a broker that has just gone away is no error."""
+        """Close the connection; a broker that has gone away, or does not answer, is no error."""
         import nats.errors
 
         self.closing = True
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await self.nc.close()
+        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+            await asyncio.wait_for(self.nc.close(), TIMEOUT)
 
     async def call(self, subject: str, request: bytes = b"", timeout: float = TIMEOUT) -> Any:
         """Call the JetStream API; return its answer or raise BrokerError."""
