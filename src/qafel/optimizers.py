@@ -36,7 +36,7 @@ LIMITS = {
     "beta2": ("0", "0.99999999"),
     "eps": ("0.00000001", "1000"),
 }
-"""The smallest and the largest value of each argument."""
+"""The smallest and the largest value of each argument; any other one is from 0 to a million."""
 
 
 class Optimizer(ABC):
@@ -96,7 +96,8 @@ def optimizer(spec: str) -> Optimizer:
     if "rate" not in arguments.places:
         arguments.fail_with("needs rate=…", f"{name}:{','.join(['rate=0.01', *arguments.items])}")
     given = [key for key in options if key in arguments.places]
-    return kind(**{key: float(arguments.decimal(key, *map(Decimal, LIMITS[key]))) for key in given})
+    limits = {key: map(Decimal, LIMITS.get(key, ("0", "1000000"))) for key in given}
+    return kind(**{key: float(arguments.decimal(key, *limits[key])) for key in given})
 
 
 def _nearest(candidate: str, name: str) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from parties import Background, plan, server
+from qafel.client import assign
 from qafel.errors import ConfigError
 from qafel.federation import Broker, join
 from qafel.federation.trainer import check_allowed, parse_plan, plan_training
@@ -117,3 +118,41 @@ def test_a_client_calls_no_function_that_its_owner_did_not_allow(what: str) -> N
     with pytest.raises(ConfigError, match=r"wants to call 'os:abort' for its metrics.bad"):
         check_allowed(metrics, {}, [])
     check_allowed(parse_plan('metrics = {bad = "os:abort"}\ntest = "os:abort"\n'), {}, [])  # of the server
+
+
+def test_a_plan_without_data_needs_the_clients_and_frozen_weights_are_the_servers() -> None:
+    def frozen() -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
+        model[0].requires_grad_(False)
+        return model
+
+    chosen = plan(model=frozen, data=None, test=samples(0))
+    learner = chosen.learner()
+    text, job = chosen.resolved(learner).to_toml(), chosen.job(learner.x.size)
+    with pytest.raises(ConfigError, match=r"has no data, so that clients bring their own: join\(…, data=…\)"):
+        plan_training(text, job, 0, {"model": frozen})
+    x, tasks = learner.x, [assign(job, 0, 0, 0, learner.x)] * 3
+    trained = [
+        plan_training(text, job, client, {"model": frozen, "data": samples(3)}).train(x, task)
+        for client, task in enumerate(tasks)
+    ]
+    assert all(np.array_equal(delta, trained[0]) for delta in trained)
+
+
+def test_a_client_that_has_not_seen_every_label_has_the_servers_model() -> None:
+    x = samples(0)[0]
+    chosen = plan(model="softmax", data=None, test=(x, np.arange(40) % 10))
+    learner = chosen.learner()
+    text, job = chosen.resolved(learner).to_toml(), chosen.job(learner.x.size)
+    assert plan_training(text, job, 5, {"data": (x, np.arange(40) % 3)}).samples == 40
+    with pytest.raises(ConfigError, match="100000 classes; the limit is 65536"):
+        check_allowed(parse_plan("classes = 100000"), {}, [])
+
+
+def test_one_allowed_name_is_that_name_and_no_part_of_it() -> None:
+    check_allowed(parse_plan('loss = "mm:fun"'), {}, "mm:fun")
+    for value in ("m:f", "mm:fu"):
+        with pytest.raises(ConfigError, match="which this client does not allow"):
+            check_allowed(parse_plan(f'loss = "{value}"'), {}, "mm:fun")
+    with pytest.raises(ConfigError, match="a client reads only what its owner names"):
+        check_allowed(parse_plan('data = "mm"'), {}, "mm:fun")

@@ -81,3 +81,13 @@ def test_the_docs_callback_logs_to_weights_and_biases(
     logged(example("log_to_wandb"))
     assert run.summary["MB up"] > 0
     run.finish()
+
+
+def test_the_docs_have_the_numbers_of_the_committed_examples() -> None:
+    text = (FOLDER.parent / "docs" / "experiments.md").read_text(encoding="utf-8")
+    for name in EXAMPLES:
+        result = json.loads((FOLDER.parent / "results" / "examples" / f"{name}.json").read_bytes())
+        assert "dirty" not in result["commit"]
+        for row in result["rows"]:
+            numbers = f"| {row['start']:.3f} | {row['value']:.3f} | {row['uploads']:,} | {row['MB up']:.2f} |"
+            assert f"| {row['run']} | {row['metric']} {numbers}" in text

@@ -29,7 +29,8 @@ from qafel import ConfigError, StateError
 from qafel.buffer import Buffer
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Result
-from qafel.sim import Csv, EarlyStopping, Settings, TensorBoard, load, metric, resume, simulate
+from qafel.sim import Csv, EarlyStopping, Settings, TensorBoard, load, make_settings, metric, resume, simulate
+from qafel.sim.comparison import compare
 from qafel.tasks.settings import FUNCTIONS
 
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
@@ -404,7 +405,6 @@ def started(folder: Path, options: dict[str, Any], checkpoint: float = 0.0) -> A
 
     def work() -> None:
         os.setpgrp()
-        from qafel.sim import make_settings
         from qafel.sim import run as run_settings
 
         defaults: dict[str, Any] = {"model": linear, "data": many(), "uploads": 120, "evaluate_every": 20}
@@ -485,6 +485,93 @@ def test_a_resumed_run_needs_its_functions_and_notices_others(tmp_path: Path) ->
         resume(folder, data=many(), loss=other)
 
 
+def test_staleness_weights_and_runs_without_data_are_resumed(tmp_path: Path) -> None:
+    weight = lambda tau: 1 / (1 + tau)  # noqa: E731
+    own = {"train": numpy_train_alone, "x": np.zeros(4), "evaluate": numpy_loss, "staleness_weight": weight}
+    options: dict[str, Any] = {**own, "data": None, "clients": 5}
+    whole, folder = run(**options), tmp_path / "run"
+    process = started(folder, options)
+    until = time.monotonic() + 60
+    while not (folder / "checkpoint.bin").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    kill(process, folder)
+    assert 'data = "none"' in (folder / "config.toml").read_text()
+    with pytest.raises(ConfigError, match="staleness_weight is <python: "):
+        resume(folder, x=np.zeros(4))
+    assert resume(folder, x=np.zeros(4), staleness_weight=weight).summary.digest == whole.summary.digest
+
+
+def numpy_train_alone(x: Any, task: Any) -> Any:
+    return 0.1 * (WEIGHTS.sum() - x) + 0.01 * task.generator().standard_normal(4)
+
+
+def test_a_model_that_is_random_in_its_evaluation_measures_the_same_with_any_workers() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+
+        def forward(self, x: Any) -> Any:
+            return functional.dropout(self.linear(x), 0.5)
+
+    net = Noisy()
+    one, two = (run(model=net, test=regression(200), workers=k, uploads=40) for k in (1, 2))
+    assert [p.metrics for p in one.points] == [p.metrics for p in two.points]
+
+
+def test_one_output_and_one_label_are_compared_one_by_one() -> None:
+    def right(outputs: Any, targets: Any) -> Any:
+        assert outputs.shape == targets.shape
+        return (outputs > 0) == targets
+
+    data = [(x, (y > 1).astype(int)) for x, y in many()]
+    result = run(data=data, metrics={"right": right}, local_rate=0.5)
+    assert result.points[-1].metrics["right"] == result.points[-1].metrics["accuracy"] > 0.8
+    run(data=data, loss=lambda o, t: functional.binary_cross_entropy_with_logits(o, t.float()), uploads=20)
+
+
+def test_a_data_factory_means_the_same_by_name_and_as_an_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loads.py").write_text(
+        "import numpy as np\nx = np.random.default_rng(0).standard_normal((60, 3)).astype('f4')\n"
+        "def load():\n    return x, (x.sum(1) > 0).astype(float)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    from loads import load as made  # type: ignore[import-not-found]
+
+    results = [run(data=data, clients=6, uploads=20) for data in (made, "loads:load")]
+    assert results[0].summary.digest == results[1].summary.digest
+    assert "accuracy" in results[0].summary.metrics
+
+
+def test_images_with_the_colours_in_front_or_last_are_the_same_images() -> None:
+    last = np.random.default_rng(0).integers(0, 255, (60, 9, 9, 3), dtype=np.uint8)
+    options: dict[str, Any] = {"model": "cnn", "clients": 6, "uploads": 20}
+    one, two = (run(data=(x, np.arange(60) % 2), **options) for x in (last, np.moveaxis(last, -1, 1)))
+    assert one.summary.digest == two.summary.digest
+
+
+def test_a_metric_that_is_not_a_number_is_kept_and_a_callback_may_return_numpys_true(tmp_path: Path) -> None:
+    done = run(
+        metrics={"auc": lambda o, t: float("nan")}, out=tmp_path / "run", callbacks=[lambda p: np.True_]
+    )
+    assert done.summary.uploads == 0
+    assert np.isnan(load(tmp_path / "run").summary.metrics["auc"])
+
+
+def test_results_of_objects_without_a_name_are_not_taken_for_others(tmp_path: Path) -> None:
+    settings = [
+        make_settings({"model": linear, "data": many(), "loss": loss, "uploads": 20})
+        for loss in (lambda o, t: (o - t) ** 2, lambda o, t: (o - t).abs())
+    ]
+    compare({"a": [settings[0]]}, tmp_path, workers=1)
+    with pytest.raises(ConfigError, match="objects that have no name to compare them by"):
+        compare({"a": [settings[1]]}, tmp_path, workers=1)
+
+
 # --- one sentence for every mistake ---
 
 
@@ -515,7 +602,7 @@ def test_a_resumed_run_needs_its_functions_and_notices_others(tmp_path: Path) ->
             {"callbacks": [EarlyStopping("f1", mode="max")]},
             "early stopping watches 'f1', which is not measured",
         ),
-        ({"metrics": {"mae": 3}}, "the metric 'mae' must be a function, got int"),
+        ({"metrics": {"mae": 3}}, "the metrics must be a function, got int"),
         ({"metrics": {"mae": lambda o, t: o.reshape(1, -1)}}, "must return one number per sample"),
         ({"metrics": [mae]}, "metrics must be {name: function}"),
         ({"loss": lambda o, t: o.no_such()}, "the loss or a metric fails .*no_such"),
@@ -528,6 +615,16 @@ def test_a_resumed_run_needs_its_functions_and_notices_others(tmp_path: Path) ->
         ({"train": lambda x: 3, "x": np.zeros(4), "evaluate": numpy_loss}, "train must return the delta"),
         ({"train": numpy_train, "x": np.zeros(4), "evaluate": lambda x: 3}, "evaluate must return"),
         ({"aggregator": object(), "weighting": "samples"}, "weighting has no effect"),
+        ({"data": None, "test": regression()}, "data=None needs train"),
+        ({"data": regression()[0]}, "the data must be {client: samples}"),
+        ({"test": (regression()[0][:, :2], regression()[1])}, r"the inputs of test have the shape \(2,\)"),
+        (
+            {"test": (regression()[0], np.arange(30) % 2)},
+            "targets of test are labels .* real numbers; give both",
+        ),
+        ({"callbacks": EarlyStopping()}, "callbacks must be a list of functions"),
+        ({"train": numpy_train, "x": "abc", "evaluate": numpy_loss}, "x must be an array of numbers"),
+        ({"target": "loss <= nan"}, "got 'loss <= nan'"),
     ],
 )
 def test_a_mistake_gets_one_sentence(values: dict[str, Any], sentence: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from qafel.client import Task, Trainer
 from qafel.config import Job
@@ -35,6 +36,8 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 """The settings that decide what a client runs, and the names that every client knows."""
 OF_THE_SERVER: dict[str, Any] = {"test": None, "x": None, "evaluate": None, "metrics": None}
 """Settings that a client does not use."""
+MAX_SIZES = {"classes": 1 << 16, "vocabulary": 1 << 20}
+"""A plan cannot make a client build a larger model than these lead to."""
 MAX_PLAN = 1 << 16
 """A plan of more bytes is refused."""
 
@@ -62,13 +65,17 @@ def parse_plan(text: str) -> Plan:
 
 def check_allowed(plan: Plan, mine: Mapping[str, Any], allow: Sequence[str]) -> None:
     """Refuse a plan that would run code or read files that the client's owner did not allow."""
+    allowed = [name for name in ([allow] if isinstance(allow, str) else allow) if ":" in name]
     wanted = {what: getattr(plan, what) for what in BUILT_IN if what not in mine}
     if "train" in mine:
         wanted = {}
     elif plan.evaluate_on == "clients" and "metrics" not in mine and isinstance(plan.metrics, Mapping):
         wanted |= {f"metrics.{name}": value for name, value in plan.metrics.items()}
+    for what, most in MAX_SIZES.items():
+        if (getattr(plan, what) or 0) > most:
+            raise ConfigError(f"the server's plan has {getattr(plan, what)} {what}; the limit is {most}")
     for what, value in wanted.items():
-        if value is None or value in BUILT_IN.get(what, ()) or value in allow:
+        if value is None or value in BUILT_IN.get(what, ()) or value in allowed:
             continue
         if not isinstance(value, str):
             raise ConfigError(f"the server's plan has {what} = {value!r:.60}; it must be a name")
@@ -105,9 +112,13 @@ def plan_training(
     own = plan.evaluate_on == "clients"
     changes = (OF_THE_SERVER if not own else OF_THE_SERVER | {"metrics": plan.metrics}) | dict(mine)
     data, share = mine.get("data"), client
+    if plan.train is not None:  # the server's own: the client needs none of them
+        changes |= {"x": np.zeros(job.size), "evaluate": lambda x: {"size": float(x.size)}}
+    if data is None and plan.data is None:
+        raise ConfigError("the server's plan has no data, so that clients bring their own: join(…, data=…)")
     if data is not None:
         share = 0
-        changes |= {"clients": 1, "buffer_size": 1, "seed": client}
+        changes |= {"clients": 1, "buffer_size": 1}
         if isinstance(data, str | Path):
             changes |= {"data": str(data), "partition": "iid"}
         else:

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ PANELS = (
     ("MB down", "bytes_down", 1e-6),
     ("time", "time", 1.0),
 )
+T = TypeVar("T")
 FORMAT = 2
 """The version of metrics.jsonl and summary.json."""
 
@@ -122,7 +123,7 @@ class Result:
     @property
     def best_accuracy(self) -> float:
         """The largest smoothed accuracy of all evaluations."""
-        return max((point.smoothed["accuracy"] for point in self.points), default=0.0)
+        return max((point.smoothed.get("accuracy", math.nan) for point in self.points), default=0.0)
 
     def parameters(self) -> dict[str, Vector]:
         """The model's tensors, by name."""
@@ -175,12 +176,21 @@ def load(folder: str | Path) -> Result:
             raise ConfigError(
                 f"the run in {folder} has format {version}; this qafel reads {FORMAT}; run it again"
             )
-        summary = msgspec.json.decode(data, type=Summary)
+        summary = _decoded(data, Summary)
         lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-        points = [msgspec.json.decode(line, type=Point) for line in lines]
+        points = [_decoded(line, Point) for line in lines]
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"the run in {folder} cannot be read: {error}") from error
     return Result(summary, points, None, None, folder)
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    """A struct from JSON, in which a metric that is not a number is null."""
+    values = msgspec.json.decode(data)
+    for name in ("metrics", "smoothed"):
+        known = values.get(name, {}) if isinstance(values, dict) else {}
+        known |= {metric: math.nan for metric, value in known.items() if value is None}
+    return msgspec.convert(values, kind)
 
 
 def figure(groups: dict[str, list[Result]], path: Path) -> Path:

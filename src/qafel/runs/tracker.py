@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from qafel.errors import DivergenceError
+from qafel.errors import ConfigError, DivergenceError
 from qafel.hidden import digest
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Point, Summary
@@ -64,6 +65,8 @@ class Tracker:
     def __init__(
         self, settings: Learning, folder: RunFolder | None = None, callbacks: Sequence[Callback] = ()
     ) -> None:
+        if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
+            raise ConfigError(f"callbacks must be a list of functions of a Point, got {callbacks!r:.60}")
         self.settings, self.folder, self._callbacks = settings, folder, callbacks
         self.totals = Totals()
 
@@ -159,7 +162,7 @@ class Tracker:
         if target is not None and target.reached(point.smoothed) and len(totals.points) > settings.smoothing:
             totals.reason = "target"
         for callback in self._callbacks:
-            if callback(point) is True:
+            if isinstance(ends := callback(point), bool | np.bool_) and ends:
                 self.end(f"callback {getattr(callback, '__name__', type(callback).__name__)}")
         return point
 
@@ -237,7 +240,8 @@ def reached(points: Sequence[Point], target: float | str | None) -> Point | None
     wanted = parse_target(target)
     if wanted is None:
         return None
-    return next((point for point in points if wanted.reached(point.smoothed)), None)
+    known = (point for point in points if wanted.metric in point.smoothed)
+    return next((point for point in known if wanted.reached(point.smoothed)), None)
 
 
 def sum_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

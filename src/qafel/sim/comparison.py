@@ -13,7 +13,7 @@ from qafel.errors import ConfigError
 from qafel.runs.result import Result, load, mean_std
 from qafel.sim.settings import Settings, read_settings
 from qafel.sim.simulation import Simulation
-from qafel.tasks.values import unknown
+from qafel.tasks.values import PYTHON, unknown
 
 Groups = dict[str, list[Result]]
 Group = Sequence[Settings] | Sequence[Result]
@@ -94,6 +94,10 @@ def check(chosen: Settings, folder: Path) -> None:
     config = folder / "config.toml"
     if config.exists() and not config.read_text(encoding="utf-8").startswith(sim.header(chosen)):
         raise ConfigError(f"{folder} holds a run with other settings; choose another --out")
+    if config.exists() and PYTHON in chosen.to_toml():
+        raise ConfigError(
+            f"{folder} holds a run of objects that have no name to compare them by; choose another --out"
+        )
 
 
 def one(chosen: Settings, folder: Path, workers: int | None, tell: Callable[[Simulation], None]) -> Result:

@@ -35,6 +35,8 @@ class Settings(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.data is None and (self.train is None or self.clients is None):
+            raise ConfigError("data=None needs train, which has its own samples, and the number of clients")
         if self.algorithm == "fedavg" and self.arrivals not in (None, "rounds"):
             raise ConfigError(f"fedavg is synchronous; its arrivals are rounds, got {self.arrivals}")
         if self.algorithm != "fedavg" and self.arrivals == "rounds":

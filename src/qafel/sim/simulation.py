@@ -88,7 +88,10 @@ class Simulation:
             self.workers = 1
         job = settings.job(learner.x.size, layout)
         self._weighted = _weighted_buffer(settings, job)
-        self._options: Any = {"weight": settings.weight, "aggregator": self._weighted or settings.aggregator}
+        own = settings.object("aggregator")
+        if own is not None and own.count:
+            raise ConfigError(f"the aggregator has {own.count} updates of another run; pass a new one")
+        self._options: Any = {"weight": settings.weight, "aggregator": self._weighted or own}
         self.server = Server(job, learner.x, **self._options)
         self.tracker = Tracker(settings, folder, callbacks)
         self.timeline = Timeline(settings, clients=learner.clients, durations=durations)

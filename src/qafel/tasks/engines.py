@@ -117,6 +117,7 @@ class Torch:
         if self._buffers:
             for part in self._running:
                 part.train()
+        self._seed(0)  # models that are random in the evaluation, too
         with torch.inference_mode():
             return _cpu(self._forward(self._tensors(x), self.module))
 
@@ -157,7 +158,8 @@ def _cpu(outputs: Any) -> Any:
     if isinstance(outputs, dict):
         return {name: _cpu(part) for name, part in outputs.items()}
     if isinstance(outputs, tuple | list):
-        return type(outputs)(map(_cpu, outputs))
+        parts = map(_cpu, outputs)
+        return type(outputs)(*parts) if hasattr(outputs, "_fields") else type(outputs)(parts)
     return outputs.cpu() if hasattr(outputs, "cpu") else outputs
 
 

@@ -19,6 +19,7 @@ from qafel.client import Task
 from qafel.errors import ConfigError
 from qafel.streams import derive
 from qafel.tasks.data.table import Population
+from qafel.tasks.values import PYTHON, not_importable
 from qafel.vectors import Layout, Vector
 
 
@@ -53,6 +54,13 @@ def parameters_of(function: Callable[..., Any], most: int, *, required: bool = F
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     counted = [p for p in parameters if p.kind in kinds and not (required and p.default is not p.empty)]
     return min(most, len(counted))
+
+
+def imported(value: Any, name: str) -> Any:
+    """The function of a setting; ConfigError if there is only a description of it."""
+    if isinstance(value, str) and value.startswith(PYTHON):
+        raise not_importable(name, value)
+    return import_function(value, name)
 
 
 class NoSamples:
@@ -92,7 +100,10 @@ class FunctionLearner:
         evaluate: Callable[[Vector], Mapping[str, float]],
     ) -> None:
         self.population, self.clients = population, population.clients
-        self.x = vectors.as_vector(np.ascontiguousarray(x, np.float32).ravel())
+        try:
+            self.x = vectors.as_vector(np.ascontiguousarray(x, np.float32).ravel())
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"x must be an array of numbers, the first model, got {x!r:.60}") from error
         self._train, self._evaluate, self._takes = train, evaluate, parameters_of(train, 3)
 
     def prepare(self) -> None:
@@ -119,7 +130,10 @@ class FunctionLearner:
         metrics = self._evaluate(x)
         if not isinstance(metrics, Mapping) or not metrics:
             raise ConfigError(f"evaluate must return {{name: value}}, got {type(metrics).__name__}")
-        return {str(name): float(value) for name, value in metrics.items()}
+        try:
+            return {str(name): float(value) for name, value in metrics.items()}
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"evaluate must return numbers by name: {error}") from error
 
     @functools.cached_property
     def fingerprint(self) -> int:

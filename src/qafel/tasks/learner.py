@@ -60,7 +60,7 @@ class Learner:
         )
         module = models.model(model, samples, seed, batch_statistics=batch_statistics)
         self._module = module
-        self.measures = Measures(loss, metrics or {}, labels=bool(population.classes))
+        self.measures = Measures(loss, metrics or {}, classes=population.classes)
         self.layout: Layout = models.layout(module)
         self.x: Vector = models.flat(module)
         plain = loss is None and sgd.optimizer is None and samples.target_shape == () and self._classes > 0

@@ -9,8 +9,8 @@ A loss or a metric is a function (outputs, targets) -> one number per sample, or
     labels [n, h, w, …]    [n, classes, h, w, …]            cross-entropy             accuracy
     real numbers           the same shape                   mean squared error
 
-Where the targets are real numbers [n] and the outputs [n, 1], losses and metrics get outputs [n]: PyTorch's
-functions would otherwise compare every output with every target.
+Where the targets are [n] and the outputs [n, 1], your losses and metrics get outputs [n]: PyTorch's functions
+would otherwise compare every output with every target.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ def metric(function: Function, *, whole: bool = False) -> Metric:
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean loss that follows from the shapes; see the module."""
     if targets.is_floating_point():
-        return functional.mse_loss(outputs, targets)
+        return functional.mse_loss(fitted(outputs, targets), targets)
     if outputs.ndim == 2 and outputs.shape[1] == 1:
         return functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.to(outputs.dtype))
     if outputs.ndim == 3:
@@ -73,8 +73,8 @@ def label_sums(outputs: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> dict
 class Measures:
     """The loss that is trained with, and what is measured on the held-out samples."""
 
-    def __init__(self, loss: Function | None, metrics: Mapping[str, Function], *, labels: bool) -> None:
-        self.custom, self.labels = loss, labels
+    def __init__(self, loss: Function | None, metrics: Mapping[str, Function], *, classes: int) -> None:
+        self.custom, self._classes = loss, classes
         self._metrics = dict(metrics)
         self.whole = any(isinstance(one, Metric) and one.whole for one in metrics.values())
         """Whether a metric needs all outputs at once."""
@@ -86,18 +86,17 @@ class Measures:
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """The mean loss of a batch."""
-        outputs = fitted(outputs, targets)
         if self.custom is None:
             return default_loss(outputs, targets)
-        value = self.custom(outputs, targets)
+        value = self.custom(fitted(outputs, targets), targets)
         return value.mean() if value.ndim else value  # type: ignore[no-any-return]
 
     def sums(self, outputs: Any, targets: Any) -> dict[str, float]:
         """Every metric, summed over the samples; the loss comes last."""
         count = arrays.count(targets)
-        if self.labels and self.custom is None:
+        if self._classes and self.custom is None:
             sums = label_sums(np.asarray(outputs), targets)
-        elif self.labels and _has_scores(outputs, targets):
+        elif self._classes and _has_scores(outputs, targets, self._classes):
             sums = label_sums(np.asarray(outputs), targets)
             del sums["loss"]
         else:
@@ -105,27 +104,29 @@ class Measures:
         if self._metrics or "loss" not in sums:
             tensors = torch.as_tensor(outputs) if isinstance(outputs, np.ndarray) else outputs
             wanted = arrays.each(torch.from_numpy, targets)
-            tensors = fitted(tensors, wanted)
             for name, function in self._metrics.items():
-                sums[name] = _sum(name, function(tensors, wanted), count)
+                sums[name] = _sum(name, function(fitted(tensors, wanted), wanted), count)
             if "loss" not in sums:
-                sums["loss"] = _sum("loss", (self.custom or default_loss)(tensors, wanted), count)
+                loss = self.custom(fitted(tensors, wanted), wanted) if self.custom else None
+                sums["loss"] = _sum("loss", default_loss(tensors, wanted) if loss is None else loss, count)
         return {name: value for name, value in sums.items() if name != "loss"} | {"loss": sums["loss"]}
 
 
 def fitted(outputs: Any, targets: Any) -> Any:
-    """The outputs, without a last dimension of 1 that real-valued targets do not have."""
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or not targets.is_floating_point():
+    """The outputs, without a last dimension of 1 that the targets do not have."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return outputs
     return outputs.squeeze(-1) if outputs.shape == (*targets.shape, 1) else outputs
 
 
-def _has_scores(outputs: Any, targets: npt.NDArray[Any]) -> bool:
-    """Whether outputs are one score per class for every label."""
+def _has_scores(outputs: Any, targets: npt.NDArray[Any], classes: int) -> bool:
+    """Whether outputs are one score per class for every label; or one for every label of two classes."""
     shape = getattr(outputs, "shape", None)
     if shape is None or len(shape) != targets.ndim + 1:
         return False
-    return tuple(shape[:-1] if len(shape) <= 3 else (shape[0], *shape[2:])) == targets.shape
+    width = shape[-1] if len(shape) <= 3 else shape[1]
+    places = tuple(shape[:-1] if len(shape) <= 3 else (shape[0], *shape[2:]))
+    return places == targets.shape and (width >= classes or (width, classes, len(shape)) == (1, 2, 2))
 
 
 def _sum(name: str, value: Any, count: int) -> float:
@@ -151,11 +152,7 @@ def check_outputs(outputs: Any, targets: Any, classes: int) -> None:
                 "change the model, or pass loss="
             )
         return
-    single = shape[1:] == (1,) and targets.ndim == 1
-    width = shape[-1] if len(shape) <= 3 else shape[1]
-    if single and classes == 2:
-        return
-    if single or not _has_scores(outputs, targets) or width < classes:
+    if not _has_scores(outputs, targets, classes):
         raise ConfigError(
             f"the model must have one output per class ({classes}), or one output for two classes, got "
             f"outputs of shape {shape[1:]} for labels of shape {targets.shape[1:]}; change the model, or "

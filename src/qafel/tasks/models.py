@@ -234,6 +234,9 @@ def _convert(parent: nn.Module, converted: dict[nn.Module, nn.Module]) -> None:
             groups = 1 if isinstance(child, nn.BatchNorm1d) else math.gcd(32, child.num_features)
             new = nn.GroupNorm(groups, child.num_features, child.eps, child.affine)
             setattr(parent, name, converted.setdefault(child, new))
+        elif isinstance(child, nn.modules.instancenorm._InstanceNorm) and has_statistics(child):
+            child.track_running_stats = False
+            child.running_mean = child.running_var = child.num_batches_tracked = None
         elif child is not None:
             _convert(child, converted)
 

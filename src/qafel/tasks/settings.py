@@ -13,7 +13,7 @@ import msgspec
 from qafel.config import ALGORITHMS, Job, Weight, algorithm
 from qafel.errors import ConfigError
 from qafel.tasks.target import parse_target
-from qafel.tasks.values import PYTHON, named, not_importable, to_toml, unknown
+from qafel.tasks.values import NO_DATA, PYTHON, named, not_importable, to_toml, unknown
 from qafel.vectors import Layout
 
 if TYPE_CHECKING:
@@ -33,7 +33,11 @@ COUNTS = (
     "steps",
     "byte_budget",
     "max_samples",
+    "classes",
+    "vocabulary",
 )
+MAX_CLIENTS = 1 << 31
+"""The clients of a federation whose number is not known."""
 
 JOB = (
     "client_quantizer",
@@ -86,6 +90,10 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The first model, where ``train`` is given."""
     evaluate: Any = None
     """A function x -> {name: value}, where ``train`` is given."""
+    classes: int | None = None
+    """The number of classes, if it is more than the labels show."""
+    vocabulary: int | None = None
+    """Inputs are integers below this, if it is more than the inputs show."""
     partition: str = "natural"
     clients: int | None = None
     """The number of clients; by default that of the data and the partition."""
@@ -170,17 +178,21 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def job(self, size: int, layout: Layout | None = None) -> Job:
         """The job that server and clients agree on."""
         chosen = {name: getattr(self, name) for name in JOB if getattr(self, name) is not None}
-        if self.weight is not None:
+        if self._weight_is_function:
             del chosen["staleness_weight"]
         return algorithm(self.algorithm, size=size, layout=layout, **chosen)
 
     @property
+    def _weight_is_function(self) -> bool:
+        chosen = self.staleness_weight
+        if isinstance(chosen, str):
+            return ":" in chosen and not chosen.startswith("polynomial:")
+        return chosen is not None
+
+    @property
     def weight(self) -> Weight | None:
         """The staleness weight, where it is a function."""
-        chosen = self.staleness_weight
-        if isinstance(chosen, str) and chosen.startswith(PYTHON):
-            raise not_importable("staleness_weight", chosen)
-        return chosen if callable(chosen) else None
+        return self.function("staleness_weight") if self._weight_is_function else None
 
     def resolved(self, learner: Any, **values: Any) -> Self:
         """The same settings with every value that was left open: what the model and the data decide, and
@@ -189,7 +201,10 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         The buffer has no more places than there are clients.
         """
         clients = self.clients if self.data is None else learner.clients
-        settings = msgspec.structs.replace(self, clients=clients, engine=learner.engine_name, **values)
+        known = {name: getattr(learner.population, name, 0) or None for name in ("classes", "vocabulary")}
+        settings = msgspec.structs.replace(
+            self, clients=clients, engine=learner.engine_name, **known, **values
+        )
         buffer_size = min(self.job(1).buffer_size, learner.clients)
         if self.buffer_size is None:
             settings = msgspec.structs.replace(settings, buffer_size=buffer_size)
@@ -203,7 +218,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def with_job(self, job: Job) -> Self:
         """The same settings with the values of a job."""
         known = {name: getattr(job, name) for name in JOB}
-        if self.weight is not None:
+        if self._weight_is_function:
             del known["staleness_weight"]
         return msgspec.structs.replace(self, **known)
 
@@ -213,12 +228,12 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         if not 0 < self.held_out < 1:
             raise ConfigError(f"held_out must be between 0 and 1, got {self.held_out}")
-        if self.data is None and self.train is not None and self.clients is not None:
+        if self.data is None and self.train is not None:
             from qafel.tasks.functions import NoSamples
 
-            return NoSamples(self.clients)
+            return NoSamples(self.clients or MAX_CLIENTS)
 
-        return population(
+        people = population(
             self.object("data"),
             test=self.object("test"),
             partition=self.partition,
@@ -226,6 +241,11 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             held_out=self.held_out if self.train is None else 0.0,  # evaluate has its own samples
             seed=self.seed,
         )
+        for name in ("classes", "vocabulary"):
+            found, least = getattr(people, name, 0), getattr(self, name)
+            if found and least is not None and found != least:
+                setattr(people, name, max(found, least))
+        return people
 
     def object(self, name: str) -> Any:
         """The value of a setting that may be an object; ConfigError if it is one that cannot be imported."""
@@ -236,9 +256,9 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def function(self, name: str) -> Any:
         """The value of a setting that is a function, imported if it is named by ``module:name``."""
-        from qafel.tasks.functions import import_function
+        from qafel.tasks.functions import imported
 
-        return import_function(self.object(name), name)
+        return imported(getattr(self, name), name)
 
     def learner(self) -> "Learner | FunctionLearner":
         """What is learned, ready to train."""
@@ -249,7 +269,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if evaluate is None:
                 raise ConfigError("train needs evaluate, a function x -> {name: value}")
             return FunctionLearner(self.population(), self.object("x"), self.function("train"), evaluate)
-        from qafel.tasks.functions import import_function
+        from qafel.tasks.functions import imported
         from qafel.tasks.learner import Learner
         from qafel.tasks.local import LocalSgd
 
@@ -269,7 +289,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             self.object("model"),
             sgd,
             loss=self.function("loss"),
-            metrics={name: import_function(value, f"metric {name!r}") for name, value in metrics.items()},
+            metrics={name: imported(value, "metrics") for name, value in metrics.items()},
             engine=self.engine,
             device=self.device,
             batch_statistics=self.batch_statistics,
@@ -280,6 +300,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def to_toml(self) -> str:
         """The settings as a TOML file, without those that are None."""
         values = {name: value for name, value in self.values().items() if value is not None}
+        values.setdefault("data", NO_DATA)
         return "".join(f"{name} = {to_toml(value)}\n" for name, value in values.items())
 
     def values(self) -> dict[str, Any]:

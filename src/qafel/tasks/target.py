@@ -1,7 +1,6 @@
 """The target of a run: a value that a smoothed metric must reach."""
 
 import math
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -32,16 +31,21 @@ def parse_target(target: float | str | None) -> Target | None:
     if target is None:
         return None
     if isinstance(target, str):
-        match = re.fullmatch(r"\s*([^<>=]*[^<>=\s])\s*(<=|>=)\s*(\S+)\s*", target)
-        try:
-            if match:
-                return Target(match[1], match[2] == ">=", float(match[3]))
-            target = float(target)
-        except ValueError:
-            target = math.nan
-    if not 0 < target <= 1:
+        for sign in ("<=", ">="):
+            name, found, number = (part.strip() for part in target.partition(sign))
+            if found and name and math.isfinite(_number(number)):
+                return Target(name, sign == ">=", _number(number))
+    value = _number(target)
+    if not 0 < value <= 1:
         raise ConfigError(
             "target must be an accuracy between 0 and 1, or 'NAME <= NUMBER', or 'NAME >= NUMBER', got "
-            f"{target}"
+            f"{str(target)[:60]!r}"
         )
-    return Target("accuracy", True, float(target))
+    return Target("accuracy", True, value)
+
+
+def _number(text: float | str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -20,6 +20,8 @@ from qafel.errors import ConfigError
 
 PYTHON = "<python: "
 """How a description begins."""
+NO_DATA = "none"
+"""The data of a federation whose clients bring their own, and of a training function that has its own."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -69,6 +71,8 @@ def checked(kind: type[S], values: Mapping[str, Any], where: str = "the settings
     for name, given in values.items():
         value = given.item() if isinstance(given, np.generic) else given
         value = str(value) if isinstance(value, Path) else value
+        if name == "data" and isinstance(value, str) and value == NO_DATA:
+            value = None
         hint = _without_functions(hints[name])
         if hint is Any or (hint is not hints[name] and callable(value)):
             converted[name] = value

@@ -25,7 +25,6 @@ from qafel.tasks.data.faces import Faces
 from qafel.tasks.data.table import PartitionedTable, Population, Table, held_within
 
 BUILT_IN = ("faces", "digits", "breast-cancer")
-MAX_CLIENTS = 1 << 31
 REQUIRED = ("clients", "shape", "classes", "count", "samples", "held_out")
 """What a Population of your own must have."""
 
@@ -47,7 +46,7 @@ def population(
         raise ConfigError(f"held_out must be between 0 and 1, got {held_out}")
     if clients is not None and clients < 1:
         raise ConfigError(f"clients must be at least 1, got {clients}")
-    if source == "faces":
+    if isinstance(source, str) and source == "faces":
         if partition != "natural":
             raise ConfigError(f"the data faces has users, so its partition is natural, got {partition}")
         return Faces(clients, held_out, seed)
@@ -63,7 +62,8 @@ def population(
     held = None if test is None else _test_table(test)
     if isinstance(data, Mapping | list):
         return _per_client(data, partition, clients, held_out, seed, held)
-    table = data if isinstance(data, Table) else _table(data, name, whole_numbers=callable(source))
+    made = callable(source) or isinstance(source, str)
+    table = data if isinstance(data, Table) else _table(data, name, whole_numbers=made)
     return PartitionedTable(table, partition, clients, held_out, seed, held)
 
 
@@ -85,7 +85,7 @@ def _call(source: Any) -> Any:
 def _table(data: Any, name: str, *, whole_numbers: bool) -> Table:
     """A table of (x, y), (x, y, users) or a Dataset."""
     users = None
-    if isinstance(data, tuple) and len(data) == 3:
+    if isinstance(data, tuple) and len(data) == 3 and not arrays.is_dataset(data[0]):
         users = np.unique(np.asarray(data[2]), return_inverse=True)[1]
         data = data[:2]
     if not isinstance(data, tuple) and not arrays.is_dataset(data):
@@ -102,7 +102,7 @@ class OnlyTest:
 
     def __init__(self, table: Table, clients: int | None) -> None:
         self._table = PartitionedTable(table, "consecutive", 1, 0.0, 0, table)
-        self.clients = clients or MAX_CLIENTS
+        self.clients = clients or 1 << 31
         self.shape, self.classes, self.vocabulary = table.shape, table.classes, table.vocabulary
         self.held_out, self.held_out_from = self._table.held_out, self._table.held_out_from
 

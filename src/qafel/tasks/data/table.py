@@ -78,7 +78,7 @@ class Table:
                 f"{source} must have one target per sample, got {arrays.count(x)} samples and "
                 f"{arrays.count(y)} targets"
             )
-        if not isinstance(x, dict) and x.ndim < 2:
+        if whole_numbers and not isinstance(x, dict) and x.ndim < 2:
             raise ConfigError(f"{source} must have a row of x per sample, got an array of shape {x.shape}")
         for name, column in (("users", users), ("held", held)):
             if column is not None and column.shape != (arrays.count(y),):
@@ -88,7 +88,7 @@ class Table:
                 )
         if any(part.dtype == np.uint8 and part.ndim > 4 for part in arrays.leaves(x)):
             raise ConfigError(f"the images of {source} must have 2 dimensions, or 3 with colours")
-        self.x: Any = arrays.each(lambda part: np.require(part, requirements="C"), x)
+        self.x: Any = arrays.each(lambda part: np.require(_colours_last(part), requirements="C"), x)
         self.users, self.held, self.source = users, held, source
         self.y: Any = arrays.each(arrays.numbers, y)
         self.classes = 0
@@ -109,6 +109,12 @@ class Table:
     def targets(self, chosen: Rows) -> Any:
         """Targets."""
         return arrays.rows(self.y, chosen)
+
+
+def _colours_last(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Images with the colours in front, as PyTorch has them, in the order of image files."""
+    front = _is_images(x) and x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] not in (1, 3)
+    return np.moveaxis(x, 1, -1) if front else x
 
 
 def _is_images(x: npt.NDArray[Any]) -> bool:
@@ -163,6 +169,7 @@ class PartitionedTable:
         self.vocabulary, self.target_shape = table.vocabulary, arrays.shapes(table.y)
         natural = partition == "natural" and table.users is not None
         if test is not None:
+            self._check_test(test)
             held = np.zeros(len(table), bool)
             self._test, self._held, what = test, np.arange(len(test)), "the samples of test"
         else:
@@ -190,6 +197,23 @@ class PartitionedTable:
                 f"({empty.size} of {self.clients} clients have none); use fewer clients or a more even "
                 "partition"
             )
+
+    def _check_test(self, test: Table) -> None:
+        """Refuse a test set of another kind than the samples that are trained on."""
+        for what, mine, other in (
+            ("inputs", self.shape, test.shape),
+            ("targets", self.target_shape, arrays.shapes(test.y)),
+        ):
+            if mine != other:
+                raise ConfigError(f"the {what} of test have the shape {other}, those of the data {mine}")
+        if bool(test.classes) != bool(self.classes):
+            kinds = ("real numbers", "labels (integers)")
+            raise ConfigError(
+                f"the targets of test are {kinds[bool(test.classes)]}, those of the data "
+                f"{kinds[bool(self.classes)]}; give both the same type"
+            )
+        self.classes = max(self.classes, test.classes)
+        self.vocabulary = max(self.vocabulary, test.vocabulary)
 
     def count(self, client: int) -> int:
         """The number of samples of a client."""
@@ -227,8 +251,9 @@ def _held_mask(table: Table, natural: bool, fraction: float, seed: int) -> tuple
 def held_within(users: npt.NDArray[Any], fraction: float, seed: int) -> npt.NDArray[np.bool_]:
     """A mask that holds out a share of the samples of every user; of a user with one sample, none."""
     held = np.zeros(len(users), bool)
-    for user in np.unique(users):
-        mine = np.flatnonzero(users == user)
+    ends = np.flatnonzero(np.diff(users)) + 1  # the samples of a user stand together
+    for mine in np.split(np.arange(len(users)), ends):
+        user = users[mine[0]]
         order = generator(seed, "held out", int(user)).permutation(len(mine))
         held[mine[order[: min(len(mine) - 1, round(fraction * len(mine)))]]] = True
     return held
