@@ -61,7 +61,8 @@ def test_a_federation_ends_for_any_number_of_clients_and_any_buffer(
     assert sum(one.counted for one in done) == summary.uploads == 90
     assert {one.digest for one in done} == {summary.digest[16:]}
     assert summary.staleness["mean"] <= min(clients, concurrency) / buffer_size
-    assert all(one.counted >= 90 // clients // 4 for one in done)
+    if clients <= concurrency:  # otherwise it depends on who connects first; test_leases.py has that
+        assert all(one.counted >= 90 // clients // 4 for one in done)
 
 
 def test_a_client_that_leaves_gives_its_lease_back(broker: Broker, tmp_path: Path) -> None:
