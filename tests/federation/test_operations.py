@@ -306,6 +306,11 @@ def test_the_docs_have_the_numbers_of_the_committed_results() -> None:
         ours = part.get("updates_per_second", part.get("deliveries_per_second"))
         assert f"| {ours:,.0f} | {part['raw_per_second']:,.0f} | {part['ratio']:.2f} |" in guide
     assert f"99 % within {parts['latency']['p99_ms']:.1f} ms" in guide
+    flood = parts["flood"]
+    slow = (
+        f"99 % within {flood['without']['p99_ms']:.1f} ms, and 99 % within {flood['with']['p99_ms']:.1f} ms"
+    )
+    assert slow in guide
     assert f"the server took {parts['clients']['server_mb']:,.0f} MB" in guide
     readme = (root / "README.md").read_text(encoding="utf-8")
     defaults = updates["defaults"]
