@@ -139,13 +139,16 @@ class FederationClient:
 
     async def _work(self, tasks: int | None) -> None:
         lease: Lease | None = None
+        waited = 0
         while self.reason is None:
             last = tasks is not None and self.tasks >= tasks
             if self._kept is None and (last or self._stopping):
                 await self._ask(wants=False)  # gives a lease back
                 return
             if self._broadcast and not self.core.in_sync:
-                await asyncio.sleep(0.02)
+                waited += 1
+                if waited % 100 or not await self._ended():  # who would bring it into sync after the end?
+                    await asyncio.sleep(0.02)
                 continue
             self._busy = True
             if self._kept is None and lease is not None:
