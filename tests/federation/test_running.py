@@ -16,10 +16,11 @@ import pytest
 from parties import SECRET, SIZE, Background, ended, plan, publish, run, server, start, update, upload
 from qafel.config import Job
 from qafel.errors import ConfigError, StateError
-from qafel.federation import Broker, Report, join
+from qafel.federation import Broker, Report, Subjects, join
 from qafel.federation.broker import free_port
 from qafel.federation.client_folder import ClientFolder
 from qafel.federation.entries import Upload
+from qafel.federation.nats import Connection
 from qafel.federation.state import FederationState
 
 pytestmark = pytest.mark.slow
@@ -281,3 +282,21 @@ def test_exit_codes_tell_a_supervisor_whether_to_start_again(tmp_path: Path, bro
         command("serve", "--set", "buffer_size=0", "--broker", broker.url), capture_output=True, timeout=120
     )
     assert wrong.returncode == 2, "this stays wrong"
+
+
+@pytest.mark.slow
+def test_a_client_ends_if_the_training_has_ended_and_nobody_can_bring_it_into_sync(
+    broker: Broker, tmp_path: Path
+) -> None:
+    serving = server(plan(uploads=8), broker.url, tmp_path / "server")
+    join("t", broker.url, client=0, train=train)
+    ended(serving)
+
+    async def lose_the_snapshot() -> None:
+        async with await Connection.open(broker.url, Subjects("t"), "server") as connection:
+            subjects = connection.subjects
+            await connection.purge(subjects.keys, subject=subjects.public("snapshot"))
+
+    run(lose_the_snapshot())
+    late = Background(functools.partial(join, "t", broker.url, client=1, train=train))
+    assert late.result().reason == "uploads"
