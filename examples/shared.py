@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from qafel.records import provenance
-from qafel.runs.result import Result, figure
+from qafel.runs.result import Result
+from qafel.sim import compare as side_by_side
 from qafel.sim import simulate
 
 QUICK = "--quick" in sys.argv
@@ -39,4 +40,5 @@ def show(name: str, results: dict[str, Result]) -> None:
     (OUT / f"{name}.json").write_text(
         json.dumps({"rows": rows, **provenance("qafel", "torch")}, indent=1) + "\n"
     )
-    print("Figure:", figure({label: [result] for label, result in results.items()}, OUT / f"{name}.png"))
+    side_by_side(results).figure(OUT / f"{name}.png")
+    print("Figure:", OUT / f"{name}.png")

@@ -74,7 +74,7 @@ def walk(
         task, tasks = tasks, tasks + 1
         while client is None:
             client = int(chosen())
-            if clock.sampling == "idle" and busy[client]:
+            if (clock.sampling == "idle" or clock.arrival_process == "rounds") and busy[client]:
                 client = None
         number = numbers[client]
         numbers[client] += 1
@@ -104,6 +104,7 @@ def walk(
                 delivered = what
                 yield ("deliver", now, -1, -1, -1, what)
                 if mode == "rounds":
+                    busy.clear()
                     for _ in range(buffer_size):
                         yield start(None)
                 continue
@@ -119,7 +120,8 @@ def walk(
                 buffered += 1
                 stepped = buffered == buffer_size
             in_flight -= 1
-            busy[client] -= 1
+            if mode != "rounds" or kind == "lost":
+                busy[client] -= 1
             if stepped:
                 buffered, version = 0, version + 1
                 if broadcast is None:
@@ -130,6 +132,7 @@ def walk(
             if mode == "refill" or (mode == "rounds" and kind == "lost"):
                 yield start(None)
             elif mode == "rounds" and stepped and broadcast is None:
+                busy.clear()
                 for _ in range(buffer_size):
                     yield start(None)
         else:

@@ -54,10 +54,12 @@ class OutOfSyncError(UsageError):
 
 
 class MissingExtraError(UsageError):
-    """An optional dependency is not installed."""
+    """Optional dependencies are not installed; ``extras`` are the names to install them by."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an optional dependency; run: pip install 'qafel[{extra}]'")
+    def __init__(self, what: str, *extras: str) -> None:
+        wanted = ",".join(extras)
+        super().__init__(f"{what} needs optional dependencies; run: pip install 'qafel[{wanted}]'")
+        self.extras = extras
 
 
 class FrameError(QafelError):

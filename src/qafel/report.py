@@ -1,6 +1,8 @@
-"""Tables as text, and figures with matplotlib, drawn to files."""
+"""Figures with matplotlib. They belong to nobody's window: a notebook shows them, ``save`` writes them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,97 +15,139 @@ COLOURS = {
     "fedasync": "#edae49",
     "fedavg": "#5e60ce",
 }
-
-Columns = Mapping[str, str | Callable[[Any], str]]
-"""The columns of a table by heading: a format of the record, like "{.size:,}", or a function of it."""
-
-
-def cells(columns: Columns, records: Iterable[Any]) -> list[list[str]]:
-    """The rows of a table of records, without its headings."""
-    return [
-        [cell.format(record) if isinstance(cell, str) else cell(record) for cell in columns.values()]
-        for record in records
-    ]
-
-
-def pyplot() -> Any:
-    """Matplotlib's pyplot, drawing to files only."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtraError("drawing figures", "figures") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams.update(
-        {
-            "figure.dpi": 150,
-            "axes.grid": True,
-            "grid.alpha": 0.25,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "legend.frameon": False,
-        }
-    )
-    return pyplot
-
+FAR = 5.0
+"""Lines whose ends are further apart than this factor are drawn on a logarithmic axis."""
+INCH = 14
+"""The characters of a legend that fit into an inch."""
 
 Run = tuple[Sequence[float], Sequence[float]]
-FAR = 5.0
+Lines = Sequence[tuple[str, Sequence[Run]]]
 
 
-def bands(path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[Run]]]]], y: str) -> Path:
-    """Panels side by side, each an x-label and (name, runs): the mean of the runs and their range.
+@functools.cache
+def _figure_class() -> Any:
+    """Matplotlib's figure, which a notebook shows whatever its backend is."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("drawing figures", "figures") from error
+
+    class ShownFigure(Figure):
+        """A figure."""
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=100)
+            return file.getvalue()
+
+    return ShownFigure
+
+
+def check_figures() -> None:
+    """Raise MissingExtraError, before the work, if no figure can be drawn."""
+    _figure_class()
+
+
+def subplots(count: int, width: float, height: float, **options: Any) -> tuple[Any, list[Any]]:
+    """A figure with ``count`` panels side by side."""
+    figure = _figure_class()(figsize=(width, height), dpi=150, layout="constrained")
+    axes = list(figure.subplots(1, count, squeeze=False, **options)[0])
+    for axis in axes:
+        axis.grid(visible=True, alpha=0.25)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def legend(figure: Any, axes: Iterable[Any], title: str | None = None) -> None:
+    """One legend for all panels, above them, where it covers nothing."""
+    handles: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if not handles:
+        return
+    room = INCH * figure.get_figwidth() // (max(map(len, handles)) + 6)
+    columns = max(1, min(len(handles), int(room)))
+    figure.legend(
+        handles.values(), handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=9,
+        title=title, title_fontsize=9, alignment="left",
+    )  # fmt: skip
+
+
+def colours(names: Sequence[str]) -> dict[str, Any]:
+    """A colour for each name: an algorithm's own, otherwise one that no other name has."""
+    if any(name.lower() in COLOURS for name in names) or len(names) <= 10:
+        own = [colour for colour in (f"C{k}" for k in range(10)) if colour not in ("C3",)]
+        others = [name for name in names if name.lower() not in COLOURS]
+        if len(others) <= len(own):
+            cycle = dict(zip(others, own, strict=False))
+            return {name: COLOURS.get(name.lower()) or cycle[name] for name in names}
+    import matplotlib
+
+    shades = matplotlib.colormaps["turbo"]
+    return {name: shades((k + 0.5) / len(names)) for k, name in enumerate(names)}
+
+
+def bands(panels: Sequence[tuple[str, Lines]], y: str) -> Any:
+    """Panels side by side, each an x-label and (name, runs): the mean of the runs ± their standard deviation.
 
     A panel whose lines end more than a factor FAR apart has a logarithmic axis.
     """
+    figure, axes = subplots(len(panels), 3.6 * len(panels), 3.8, sharey=True)
+    names = [name for name, _ in panels[0][1]]
+    chosen = colours(names)
+    for axis, (label, lines) in zip(axes, panels, strict=True):
+        _draw_lines(axis, lines, chosen)
+        axis.set_xlabel(label)
+    axes[0].set_ylabel(y)
+    counts = {len(runs) for _, runs in panels[0][1]}
+    several = " to ".join(str(n) for n in sorted({min(counts), max(counts)})) if counts else ""
+    seeds = f"mean ± standard deviation over {several} seeds" if max(counts, default=1) > 1 else None
+    legend(figure, axes, seeds)
+    return figure
+
+
+def _draw_lines(axis: Any, lines: Lines, chosen: Mapping[str, Any]) -> None:
     import numpy as np
 
-    plt = pyplot()
-    figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.4), sharey=True, squeeze=False)
-    for axis, (label, lines) in zip(axes[0], panels, strict=True):
-        last = [xs[-1] for _, runs in lines for xs, _ in runs]
-        far = min(last) > 0 and max(last) > FAR * min(last)
-        if far:
-            axis.set_xscale("log")
-        for k, (name, runs) in enumerate(lines):
-            start = max(min(x for x in xs if x > 0 or not far) for xs, _ in runs)
-            grid = (np.geomspace if far else np.linspace)(start, min(xs[-1] for xs, _ in runs), 400)
-            values = np.array([np.interp(grid, xs, ys) for xs, ys in runs])
-            colour = COLOURS.get(name.lower(), f"C{k}")
-            axis.plot(
-                grid, values.mean(0), label=name, color=colour, linewidth=1.8, zorder=len(lines) - k + 2
-            )
-            if len(runs) > 1:
-                low, high = values.min(0), values.max(0)
-                axis.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
-        axis.set_xlabel(label)
-    axes[0][0].set_ylabel(y)
-    axes[0][0].legend()
-    save(figure, path)
-    return path
+    last = [xs[-1] for _, runs in lines for xs, _ in runs]
+    far = min(last, default=0) > 0 and max(last) > FAR * min(last)
+    if far:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(lambda value, _place: f"{value:g}")
+    for k, (name, runs) in enumerate(lines):
+        if not runs:
+            axis.plot([], [], label=f"{name} (diverged)", color=chosen[name])
+            continue
+        start = max(min((x for x in xs if x > 0 or not far), default=xs[-1]) for xs, _ in runs)
+        grid = (np.geomspace if far else np.linspace)(start, min(xs[-1] for xs, _ in runs), 400)
+        values = np.array([np.interp(grid, xs, ys) for xs, ys in runs])
+        mean, place = values.mean(0), len(lines) - k + 2
+        axis.plot(grid, mean, label=name, color=chosen[name], linewidth=1.8, zorder=place)
+        if len(runs) > 1:
+            spread = values.std(0, ddof=1)
+            shade = {"color": chosen[name], "alpha": 0.18, "linewidth": 0}
+            axis.fill_between(grid, mean - spread, mean + spread, **shade)
 
 
-def histogram(path: Path, counts: Mapping[int, int], x: str, y: str) -> Path:
+def histogram(counts: Mapping[int, int], x: str, y: str) -> Any:
     """A bar chart of counts."""
-    plt = pyplot()
-    figure, axis = plt.subplots(figsize=(5, 3.2))
+    figure, (axis,) = subplots(1, 5, 3.2)
     axis.bar(list(counts), list(counts.values()), width=0.9, color=COLOURS["qafel"])
     axis.set_xlabel(x)
     axis.set_ylabel(y)
-    save(figure, path)
-    return path
+    return figure
 
 
 def save(figure: Any, *paths: Path) -> None:
-    """Write the figure to every path, in the format of its suffix, and close it.
+    """Write the figure to every path, in the format of its suffix.
 
     Equal figures give equal bytes, SVG included.
     """
-    plt = pyplot()
-    figure.tight_layout()
-    with plt.rc_context({"svg.hashsalt": "qafel"}):
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "qafel"}):
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)

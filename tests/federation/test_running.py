@@ -1,5 +1,6 @@
 """How a federation runs and ends: one client or many, evaluation, weights, signals, standbys, exit codes."""
 
+import asyncio
 import functools
 import json
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 from parties import SECRET, SIZE, Background, ended, plan, publish, run, server, start, update, upload
 from qafel.config import Job
 from qafel.errors import ConfigError, StateError
-from qafel.federation import Broker, Report, Subjects, join
+from qafel.federation import Broker, Plan, Report, Subjects, join, serve, watch
 from qafel.federation.broker import free_port
 from qafel.federation.client_folder import ClientFolder
 from qafel.federation.entries import Upload
@@ -156,7 +158,7 @@ def test_a_standby_of_nothing_and_a_broker_that_lost_everything_are_said_to_be_s
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qafel.federation.server.STANDBY_PATIENCE", 0.5)
-    with pytest.raises(ConfigError, match="the broker has no federation 't'; start its server without"):
+    with pytest.raises(ConfigError, match="the broker has no federation 't'; start its first server"):
         server(plan(), broker.url, tmp_path / "standby", standby=True).result()
 
     class EnoughError(Exception):
@@ -300,3 +302,22 @@ def test_a_client_ends_if_the_training_has_ended_and_nobody_can_bring_it_into_sy
     run(lose_the_snapshot())
     late = Background(functools.partial(join, "t", broker.url, client=1, train=train))
     assert late.result().reason == "uploads"
+
+
+def test_serve_join_and_status_work_inside_a_running_event_loop(broker: Broker, tmp_path: Path) -> None:
+    """As in a notebook, whose cells run inside of a loop."""
+    x = np.zeros(2000, np.float32)
+    plan = Plan(name="cells", uploads=20, buffer_size=2, evaluate_every=10)
+
+    async def cell() -> tuple[Any, Any, list[dict[str, Any]]]:
+        with ThreadPoolExecutor(1) as pool:
+            client = pool.submit(join, "cells", broker.url, train=lambda hidden, task: 0.1 * (1 - hidden))
+            result = serve(
+                plan, broker.url, tmp_path / "server", x=x, evaluate=lambda x: {"loss": float(x @ x)}
+            )
+            return result, client.result(), list(watch("cells", broker.url))
+
+    result, done, seen = asyncio.run(cell())
+    assert result.summary.uploads == 20
+    assert done.counted >= 1
+    assert seen[-1]["reason"] == "uploads"

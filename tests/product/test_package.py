@@ -36,8 +36,9 @@ def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.Monk
     if page == "README.md":
         assert blocks
         assert len([line for line in blocks[0].splitlines() if line.strip()]) <= 15
-    for block in blocks:
-        exec(compile(block, page, "exec"), {"__name__": "example"})
+    names = {"__name__": "example"}
+    for block in blocks:  # those of a page belong together
+        exec(compile(block, page, "exec"), names)
     _base._parse.cache_clear()
 
 

@@ -136,7 +136,7 @@ def test_workers_end_when_their_run_is_killed(tmp_path: Path) -> None:
 def test_compare_runs_what_is_missing_and_takes_what_is_there(tmp_path: Path) -> None:
     chosen = [*SMALL, *settings(uploads=400), "--seeds", "2", "--out", str(tmp_path / "c")]
     text = call("compare", "qafel", "fedbuff", *chosen).stdout
-    assert "fedbuff ÷ qafel" in text
+    assert "÷ fedbuff" in text
     assert "±" in text
     before = (tmp_path / "c" / "qafel-seed1" / "summary.json").read_bytes()
     rows = call_json("compare", "qafel", "fedbuff", *chosen)["rows"]
@@ -145,8 +145,8 @@ def test_compare_runs_what_is_missing_and_takes_what_is_there(tmp_path: Path) ->
     assert (tmp_path / "c" / "compare.png").stat().st_size > 10_000
     folders = [str(tmp_path / "c" / name) for name in ("qafel-seed0", "fedbuff-seed0")]
     text = call("compare", *folders, "--out", str(tmp_path / "d")).stdout
-    assert "fedbuff-seed0 ÷ qafel-seed0" in text
-    check_mistake("other settings", "compare", "qafel", *chosen, "--set", "rate=7")
+    assert "÷ fedbuff-seed0" in text
+    check_mistake("holds results of something else", "compare", "qafel", *chosen, "--set", "rate=7")
 
 
 def test_the_timeline_alone_says_what_concurrency_and_staleness_will_be(tmp_path: Path) -> None:
@@ -160,11 +160,11 @@ def test_the_timeline_alone_says_what_concurrency_and_staleness_will_be(tmp_path
     ("arguments", "sentence"),
     [
         (["run", "--set", "buffersize=3"], "did you mean 'buffer_size'?"),
-        (["run", "--set", "uploads"], "--set takes key=value"),
-        (["run", "--set", "uploads=many"], "uploads in --set must be an integer, got 'many'"),
+        (["run", "--set", "uploads"], "a change is key=value"),
+        (["run", "--set", "uploads=many"], "uploads in the changes must be an integer, got 'many'"),
         (["run", "--set", "uploads=0"], "uploads must be at least 1"),
         (["run", "--set", "algorithm=qafle"], "did you mean 'qafel'?"),
-        (["run", "--set", "sampling=all"], "sampling in --set must be 'replacement' or 'idle'"),
+        (["run", "--set", "sampling=all"], "sampling in the changes must be 'replacement' or 'idle'"),
         (["run", "--set", "data=nowhere.npz"], "unknown data 'nowhere.npz'"),
         (["run", "--set", "model=cnnn"], "unknown model 'cnnn'"),
         (
@@ -185,7 +185,7 @@ def test_the_timeline_alone_says_what_concurrency_and_staleness_will_be(tmp_path
         (["run", "--resume", "/"], "is not the folder of a run"),
         (["run", "--resume", "x", "--set", "a=1"], "--resume continues with the settings of the run"),
         (["compare", "qafle"], "did you mean 'qafel'?"),
-        (["compare", "qafel", "--seeds", "0"], "--seeds must be at least 1"),
+        (["compare", "qafel", "--seeds", "0"], "0 is not in the range x>=1"),
         (["compare", "/"], "is not the folder of a run"),
         (["timeline", "--set", "up_bandwidth=5"], "the clock depends on the training"),
         (["bench", "sim", "--engine", "quick"], "unknown engine 'quick'"),
@@ -216,7 +216,7 @@ def test_a_model_that_returns_nan_stops_the_run_with_one_sentence(
         "    def forward(self, x):\n"
         f"        return self.layer(x.flatten(1)) * (float('nan') if {when} else 1)\n"
     )
-    arguments = ["run", "--set", "data=digits", "--set", "model=mine:Bad", "--out", "run"]
+    arguments = ["run", *settings(data="digits", model="mine:Bad", rate=20), "--out", "run"]
     done = spawn(*arguments, code=2, cwd=tmp_path)
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1

@@ -30,7 +30,7 @@ from qafel.buffer import Buffer
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Result
 from qafel.sim import Csv, EarlyStopping, Settings, TensorBoard, load, make_settings, metric, resume, simulate
-from qafel.sim.comparison import compare
+from qafel.sim.batch import run_all
 from qafel.tasks.settings import FUNCTIONS
 
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
@@ -567,9 +567,9 @@ def test_results_of_objects_without_a_name_are_not_taken_for_others(tmp_path: Pa
         make_settings({"model": linear, "data": many(), "loss": loss, "uploads": 20})
         for loss in (lambda o, t: (o - t) ** 2, lambda o, t: (o - t).abs())
     ]
-    compare({"a": [settings[0]]}, tmp_path, workers=1)
-    with pytest.raises(ConfigError, match="objects that have no name to compare them by"):
-        compare({"a": [settings[1]]}, tmp_path, workers=1)
+    run_all({"a": settings[0]}, tmp_path, jobs=1)
+    with pytest.raises(ConfigError, match="another model, other data or other training"):
+        run_all({"a": settings[1]}, tmp_path, jobs=1)
 
 
 # --- one sentence for every mistake ---

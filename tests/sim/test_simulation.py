@@ -343,7 +343,7 @@ def test_a_run_stopped_in_python_is_resumed_and_read_in_the_same_process(tmp_pat
 
     threads = torch.get_num_threads()
     whole = simulate(**shared)
-    with pytest.raises(sim.Stopped, match="--resume"):
+    with pytest.raises(sim.Stopped, match="can be resumed from"):
         simulate(
             out=tmp_path / "run",
             progress=lambda r: setattr(r, "_stop", r.tracker.totals.uploads >= 20),

@@ -9,7 +9,7 @@ import msgspec
 from qafel.errors import QafelError
 from qafel.runs.folder import RunFolder
 from qafel.sim import Settings, Simulation
-from qafel.sim.batch import run_to_the_end
+from qafel.sim.processes import run_to_the_end
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -134,8 +134,7 @@ def _coder(x: Vector, q: npt.NDArray[np.int16], step: float, threads: int, round
 
 def draw(measured: Sequence[Point], path: Path) -> Path:
     """Bits against NMSE, unbiased and biased, with the rate-distortion bound for a normal vector."""
-    plt = report.pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
+    figure, axes = report.subplots(2, 11, 5.2, sharey=True)
     bits = np.linspace(0.05, 8, 200)
     possible = np.exp2(-2 * bits)
     bounds = {True: possible / (1 - possible), False: possible}
@@ -156,7 +155,7 @@ def draw(measured: Sequence[Point], path: Path) -> Path:
         axis.set_ylim(3e-4, 8)
         axis.set_title(titles[unbiased], fontsize=10)
         axis.set_xlabel("bits a coordinate")
-        axis.legend(fontsize=7)
     axes[0].set_ylabel("squared error ÷ squared norm")
+    report.legend(figure, axes)
     report.save(figure, path)
     return path

@@ -3,6 +3,7 @@
 import errno
 import io
 import logging
+import os
 import sys
 import warnings
 from typing import Annotated, TextIO, cast
@@ -12,23 +13,24 @@ import typer
 from qafel import __version__
 from qafel.cli import (
     bench,
+    compare,
     federation,
     keys,
     operate,
     quantizers,
     reproduce,
     run,
+    settings,
     show,
     theory,
     tune,
 )
-from qafel.errors import BrokerError, QafelError, QafelWarning
+from qafel.errors import BrokerError, ConfigError, QafelError, QafelWarning
 
 app = typer.Typer(
     name="qafel",
     help="Asynchronous federated learning with quantized messages in both directions.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -36,13 +38,15 @@ app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(operate.app, name="federation")
-alone = (run.run, run.compare, run.timeline, quantizers.quantizers, run.demo, reproduce.reproduce, tune.tune)
+alone = (run.run, compare.compare, compare.sweep, settings.settings, run.timeline, quantizers.quantizers)
+studies = (compare.demo, reproduce.reproduce, tune.tune)
 networked = (federation.broker, federation.serve, federation.join, federation.status)
-for command in (*alone, *networked, federation.federation_demo):
+for command in (*alone, *studies, *networked, federation.federation_demo):
     app.command()(command)
 
-USAGE, TEMPORARY = 2, 75
-"""Exit codes: an error that stays until something is changed, and one that may pass by itself."""
+USAGE, TEMPORARY, PIPE = 2, 75, 141
+"""Exit codes: an error that stays until something is changed, one that may pass by itself, and a reader that
+closed its end of a pipe."""
 Misuse = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 """The error of a wrong command line: click's, or that of the copy of click in newer versions of typer."""
 _show_other = warnings.showwarning
@@ -60,8 +64,12 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="Import this module first: it may register your own quantizer."),
+    ] = None,
 ) -> None:
-    del version, debug
+    del version, debug, modules
 
 
 def main() -> None:
@@ -72,15 +80,41 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
     try:
+        arguments = _import_modules(arguments)
         code = app(arguments, prog_name="qafel", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, head for example, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        sys.exit(PIPE)
     except (QafelError, OSError, MemoryError, Misuse) as error:
-        if len(arguments) < len(sys.argv) - 1:
+        if debug:
             raise
         code = _print_error(error)
     if code == show.INTERRUPTED:
-        typer.secho("stopped", err=True)
+        show.say("stopped")
     sys.exit(code)
+
+
+def _import_modules(arguments: list[str]) -> list[str]:
+    """Import what ``--import`` names, wherever it stands, and return the other arguments."""
+    others: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            return [*others, argument, *rest]
+        flag, equals, name = argument.partition("=")
+        if flag != "--import":
+            others.append(argument)
+            continue
+        name = name if equals else next(rest, "")
+        if not name:
+            raise ConfigError("--import needs the name of a module")
+        from qafel.tasks.functions import import_module
+
+        import_module(name)
+    return others
 
 
 def _print_error(error: Exception) -> int:
@@ -90,7 +124,7 @@ def _print_error(error: Exception) -> int:
         message = f"not enough memory: {message}"
     if message.strip():  # empty where a group without a command has printed its help
         hint = "; see --help" if isinstance(error, Misuse) else ""
-        typer.secho(f"error: {' '.join(message.split()).rstrip('.')}{hint}", fg="red", err=True)
+        show.say(f"error: {' '.join(message.split()).rstrip('.')}{hint}", "red")
     return TEMPORARY if may_heal(error) else USAGE
 
 
@@ -110,6 +144,6 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     if issubclass(category, QafelWarning):
-        typer.secho(f"warning: {message}", fg="yellow", err=True)
+        show.say(f"warning: {message}", "yellow")
     else:
         _show_other(message, category, filename, lineno, file, line)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qafel.cli import show
-from qafel.report import Columns
+from qafel.tables import Columns
 
 CODEC: Columns = {
     "spec": "{.spec}",

@@ -278,11 +278,11 @@ def federation_demo(
 
     Example: qafel federation-demo --out runs/federation
     """
-    from qafel import report
     from qafel.cli import federation_demo as experiment
+    from qafel.extras import require
     from qafel.runs.folder import new_folder
 
-    report.pyplot()
+    require("this demo", "torch", "data", "federation", "figures")
     folder = show.out_folder(out or new_folder(Path("runs"), "federation"))
     with show.progress(json) as bar:
         task = bar.add_task("starting", total=1.0)

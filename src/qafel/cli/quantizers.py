@@ -9,14 +9,17 @@ from typer import Argument, Option
 
 from qafel import theory, vectors
 from qafel.cli import show
-from qafel.config import DEFAULT_QUANTIZER
+from qafel.cli.complete import quantizer_completions
+from qafel.config import CLIENT_QUANTIZER, DEFAULT_QUANTIZER, SERVER_QUANTIZER
 from qafel.errors import ConfigError
 from qafel.quantizers import measure, quantizer, registered_quantizers
-from qafel.report import Columns
+from qafel.tables import Columns
 from qafel.vectors import Vector
 
 SHOWN = (
     "identity",
+    CLIENT_QUANTIZER,
+    SERVER_QUANTIZER,
     "qsgd:8",
     "qsgd:4",
     "qsgd:2",
@@ -35,8 +38,9 @@ SHOWN = (
 
 WORST: Columns = {
     "spec": "{[spec]}",
-    "bits/coord ≤": "{[bits]:.2f}",
-    "payload ≤ B": "{[max_payload_bytes]:,}",
+    "bits/coord": "{[typical_bits]:.2f}",
+    "NMSE": lambda row: show.number(row["typical_nmse"], 2),
+    "bits ≤": "{[bits]:.2f}",
     "unbiased": lambda row: show.yes(row["unbiased"]),
     "ω": lambda row: show.number(row["omega"]),
     "δ": lambda row: show.number(row["delta"]),
@@ -52,8 +56,13 @@ MEASURED: Columns = {
     "bias²": lambda row: show.number(row.bias, 2),
 }
 
+MAX_TYPICAL = 100_000
+"""The coordinates of the normal vector that is encoded, at most."""
 Size = Annotated[int, Option("--size", "-d", help="Dimension: coordinates of the vector.")]
-Specs = Annotated[list[str] | None, Argument(help="Specs to show; default: a selection of all kinds.")]
+Specs = Annotated[
+    list[str] | None,
+    Argument(help="Specs to show; default: a selection of all kinds.", autocompletion=quantizer_completions),
+]
 
 
 def check_size(size: int) -> None:
@@ -90,16 +99,21 @@ def quantizers(
     seeds: Annotated[int, Option(help="Seeds to measure with.")] = 64,
     json: show.Json = False,
 ) -> None:
-    """List quantizers with their bits, ω and δ (Definition 1) at a dimension, or measure them on a vector.
+    """List quantizers with their bits and errors, ω and δ (Definition 1), or measure them on a vector.
 
     Example: qafel quantizers qsgd:4 topk:0.1 --size 1000000
     """
     if on is not None:
         _measured(specs, load_vector(on), seeds, json)
         return
+    chosen = [quantizer(spec) for spec in specs_or_all(specs, size)]
+    x = np.random.default_rng(0).standard_normal(min(size, MAX_TYPICAL), np.float32)
+    typical = {q.spec: measure(q.spec, x, 2) for q in chosen}
     rows = [
         {
             "spec": q.spec,
+            "typical_bits": typical[q.spec].bits,
+            "typical_nmse": typical[q.spec].nmse,
             "max_payload_bytes": q.max_bytes(size),
             "bits": 8 * q.max_bytes(size) / size,
             "unbiased": q.unbiased,
@@ -107,12 +121,15 @@ def quantizers(
             "delta": q.delta(size),
             "c_max": theory.c_max(4 * size, q.max_bytes(size)),
         }
-        for q in map(quantizer, specs_or_all(specs, size))
+        for q in chosen
     ]
     if json:
         show.json({"size": size, "quantizers": rows})
         return
-    title = f"Quantizers at d = {size:,} (worst case over all vectors; δ ≤ 0: not a contraction)"
+    title = (
+        f"Quantizers at d = {size:,}: bits and squared error on a normal vector; bits ≤, ω and δ for any "
+        "vector (δ ≤ 0: not a contraction)"
+    )
     show.records(title, WORST, rows)
 
 

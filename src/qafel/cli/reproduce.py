@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from qafel.cli import show
-from qafel.cli.run import Changes, resumable
+from qafel.cli.compare import Jobs, batch_progress
+from qafel.cli.run import Changes
 from qafel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from rich.progress import Progress
+    from collections.abc import Iterable
 
     from qafel.reproduce import Study
 
@@ -33,30 +32,31 @@ def reproduce(
     quick: Annotated[
         bool, Option("--quick", help="Take a few minutes: a lower target, fewer uploads.")
     ] = False,
-    jobs: Annotated[int | None, Option(help="Runs at the same time; default: one per core.")] = None,
+    jobs: Jobs = None,
     out: Annotated[
         Path | None, Option(help="Folder for runs and results; default: runs/reproduce-DATA.")
     ] = None,
     change: Changes = None,
+    form: show.FormatOption = show.Format.TEXT,
     json: show.Json = False,
 ) -> None:
     """Regenerate a table or figure of the paper next to the paper's numbers; continues interrupted runs.
 
     Example: qafel reproduce table1 --data smiles32.npz --seeds 3 --out runs/paper
     """
-    from qafel import report
     from qafel import reproduce as studies
+    from qafel.extras import require
     from qafel.tasks.values import unknown
 
     if name != "all" and name not in NAMES:
         raise unknown("study", name, (*NAMES, "all"))
     changes = _parsed(change or ())
-    report.pyplot()
+    require("this study", "torch", "data", "figures")
     if out is not None:
         show.out_folder(out)
     results = []
     for wanted in NAMES if name == "all" else (name,):
-        with show.progress(json) as bar, resumable():
+        with batch_progress(json, wanted) as tell:
             study = studies.reproduce(
                 wanted,
                 data=_data_for(wanted, data) if name == "all" else data,
@@ -65,11 +65,11 @@ def reproduce(
                 jobs=jobs,
                 out=out,
                 changes=changes if wanted not in (LOGISTIC, "theory") else {},
-                tell=_teller(bar, wanted),
+                tell=tell,
             )
         results.append(study)
         if not json:
-            _print(study)
+            _print(study, form)
     if json:
         show.json(results if name == "all" else results[0])
 
@@ -82,7 +82,7 @@ def _parsed(changes: "Iterable[str]") -> dict[str, Any]:
     for text in changes:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"--set takes key=value, got {text!r}")
+            raise ConfigError(f"a change is key=value, got {text!r}")
         settings[key.strip()] = parse(value.strip())
     return settings
 
@@ -93,15 +93,11 @@ def _data_for(study: str, data: str | None) -> str | None:
     return data if (study == LOGISTIC) == table else None
 
 
-def _teller(bar: "Progress", name: str) -> "Callable[[str, float], None]":
-    task = bar.add_task(name, total=1.0)
-    return lambda what, share: bar.update(task, description=f"{name}: {what}", completed=share)
-
-
-def _print(study: "Study") -> None:
-    for table in study.tables:
-        show.table(table.title, table.columns, table.rows)
-        show.line()
+def _print(study: "Study", form: show.Format) -> None:
+    show.tables(study.tables, form)
+    show.line()
+    if form is not show.Format.TEXT:
+        return
     for claim in study.claims:
         mark, style = ("held    ", "green") if claim.held else ("not held", "red")
         show.console.print(f"[{style}]{mark}[/]  {claim.text}", soft_wrap=True, highlight=False)

@@ -3,7 +3,9 @@
 import math
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +17,21 @@ from rich.text import Text
 
 from qafel.errors import ConfigError
 from qafel.records import finite
-from qafel.report import Columns, cells
+from qafel.tables import Columns, Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
+
+class Format(Enum):
+    """How tables are printed."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    CSV = "csv"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How the tables are printed.")]
 MIN_FIRST_COLUMN = 16
 """The least width of a table's first column."""
 INTERRUPTED = 130
@@ -35,21 +48,25 @@ def progress(quiet: bool) -> Progress:
     return Progress(console=err, transient=True, disable=quiet or not err.is_terminal)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(table: Table) -> None:
     """Print a table whose first column is text and whose others are numbers; numbers are never cut.
 
-    Where the table is wider than the terminal, headings and the first column are folded; on a very narrow
-    terminal, lines are longer than it.
+    Where it is wider than the terminal, headings and the first column are folded; where that is not enough,
+    each row becomes a block of lines.
     """
-    body = [list(row) for row in rows]
+    columns, body = table.columns, table.rows
     least = [max((len(row[k]) for row in body), default=0) for k in range(len(columns))]
     widths = [max(least[k], len(column)) for k, column in enumerate(columns)]
     room, gap = console.width if console.is_terminal else 160, "  "
     if sum(widths) + 2 * len(widths) > room:
         widths, gap = [max([least[k], *map(len, column.split())]) for k, column in enumerate(columns)], " "
         widths[0] = max(MIN_FIRST_COLUMN, min(widths[0], room - sum(widths[1:]) - len(widths)))
-    console.print(title, style="italic", soft_wrap=True, highlight=False)
-    for index, row in enumerate([list(columns), *body]):
+    wide = not console.is_terminal
+    console.print(table.title, style="italic", highlight=False, markup=False, soft_wrap=wide)
+    if sum(widths) + len(widths) - 1 > room:
+        _blocks(columns, body)
+        return
+    for index, row in enumerate([columns, *body]):
         folded = [_fold(cell, widths[k]) for k, cell in enumerate(row)]
         height = max(map(len, folded))
         for parts in zip(*([""] * (height - len(lines)) + lines for lines in folded), strict=True):
@@ -57,9 +74,37 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
             console.print(Text(gap.join(line).rstrip(), style="" if index else "bold"), soft_wrap=True)
 
 
+def _blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print each row as a block: its first cell, and a line for each of the others."""
+    width = max(map(len, columns[1:]), default=0)
+    for row in rows:
+        console.print(Text(row[0], style="bold"))
+        for column, cell in zip(columns[1:], row[1:], strict=True):
+            console.print(Text(f"  {column.ljust(width)}  {cell}"))
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table of cells."""
+    print_table(Table(title, list(columns), [list(row) for row in rows]))
+
+
 def records(title: str, columns: Columns, found: Iterable[Any]) -> None:
     """Print a table with a row for each record."""
-    table(title, list(columns), cells(columns, found))
+    print_table(Table.of(title, columns, found))
+
+
+def tables(found: Iterable[Table], form: Format, csv: str | None = None) -> None:
+    """Print tables in a format; ``csv`` are their unrounded numbers."""
+    if form is Format.CSV and csv is not None:
+        typer.echo(csv, nl=False)
+        return
+    for k, one in enumerate(found):
+        if form is Format.TEXT:
+            if k:
+                line()
+            print_table(one)
+        else:
+            typer.echo("\n" * (k > 0) + getattr(one, form.value)(), nl=False)
 
 
 def line(text: str = "") -> None:
@@ -102,7 +147,7 @@ def number(value: float, digits: int = 3) -> str:
 def out_folder(path: Path) -> Path:
     """Create a folder to write to; called before the work, so that an error comes early."""
     if path.exists() and not path.is_dir():
-        raise ConfigError(f"--out must be a folder, and {path} is a file")
+        raise ConfigError(f"the output must be a folder, and {path} is a file")
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
@@ -126,8 +171,13 @@ def yes(value: bool) -> str:
     return "✓" if value else "–"
 
 
-def metric(name: str, value: float) -> str:
-    """A metric for people: an accuracy in percent, anything else as it is."""
-    if value != value:
-        return "–"
-    return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.4g}"
+def say(text: str, style: str = "") -> None:
+    """Print a line to standard error, in colour where the terminal wants it."""
+    err.print(Text(text, style=style), soft_wrap=True)
+
+
+def paragraph(text: str, indent: int) -> None:
+    """Print text that is wrapped to the terminal and indented."""
+    width = min(100, console.width)
+    for part in textwrap.wrap(text, max(20, width - indent)):
+        line(" " * indent + part)

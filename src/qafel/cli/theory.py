@@ -15,7 +15,7 @@ from qafel.cli.quantizers import Size, Specs, check_size, specs_or_all
 from qafel.config import DEFAULT_QUANTIZER, remedy, unbiased_one
 from qafel.errors import ConfigError
 from qafel.quantizers import Quantizer, quantizer
-from qafel.report import Columns
+from qafel.tables import Columns
 
 app = typer.Typer(help="The paper's convergence theory, as numbers.", no_args_is_help=True)
 

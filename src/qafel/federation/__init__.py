@@ -24,11 +24,13 @@ import msgspec
 from qafel import files
 from qafel.config import Job
 from qafel.errors import ConfigError
+from qafel.extras import require
 from qafel.federation.broker import Broker
 from qafel.federation.client import FederationClient
 from qafel.federation.entries import Report
 from qafel.federation.keys import Key, read
 from qafel.federation.leader import Leadership
+from qafel.federation.loops import complete
 from qafel.federation.monitoring import Notice
 from qafel.federation.nats import Connection
 from qafel.federation.operate import watch
@@ -39,7 +41,7 @@ from qafel.federation.subjects import Subjects
 from qafel.federation.trainer import Training, own_training, parse_plan, plan_training
 from qafel.records import provenance
 from qafel.runs.folder import RunFolder
-from qafel.runs.result import Result, check_extras
+from qafel.runs.result import Result
 from qafel.runs.tracker import mean_metrics
 from qafel.vectors import Layout, Vector
 
@@ -105,7 +107,7 @@ def serve(
     SIGTERM ends the server after the entries at hand; None is returned, and the federation goes on with
     another server, or when this one is started again. ``at`` is a fault-injection hook for tests.
     """
-    check_extras()
+    require("a server", "federation", "torch", *(plan.extras if x is None else ()))
     key = _key(keys, plan.name, "server")
     if x is None:
         learner = plan.learner()
@@ -120,9 +122,9 @@ def serve(
     path.chmod(0o700)  # the checkpoint holds the key that signs leases
     try:
         if exists and (path / "config.toml").read_text(encoding="utf-8") != plan.to_toml():
-            raise ConfigError(f"{path} holds the server of another plan; choose another --state")
+            raise ConfigError(f"{path} holds the server of another plan; choose another state folder")
         options: dict[str, Any] = {"evaluate": evaluate, "standby": standby, "key": secret, "at": at}
-        return asyncio.run(_serve(plan, job, x, broker, folder, key, metrics, notice, options))
+        return complete(_serve(plan, job, x, broker, folder, key, metrics, notice, options))
     finally:
         folder.close()
 
@@ -247,6 +249,7 @@ def join(
     restarts continues from it. ``client`` is the number in the key file, or 0 without one. SIGTERM ends the
     client after the task at hand.
     """
+    require("a client", "federation", *([] if train is not None else ["torch"]))
     key = _key(keys, name, "client", client)
     number = client if client is not None else (key.client or 0) if key is not None else 0
     folder = RunFolder(Path(state)) if state else None
@@ -261,7 +264,7 @@ def join(
         _prepare, client=number, training=training, mine=mine, allow=allow, folder=path, notice=notice
     )
     try:
-        return asyncio.run(_join(name, broker, number, key, tasks, notice, prepare))
+        return complete(_join(name, broker, number, key, tasks, notice, prepare))
     finally:
         if folder is not None:
             folder.close()

@@ -36,13 +36,13 @@ def refusal(url: str, error: Exception, keyed: bool, last: str = "") -> BrokerEr
             "was not signed by the CA in this key" if keyed else "was not signed by a CA that is trusted here"
         )
         why = "has expired; renew it with qafel keys rotate" if "expired" in text else why
-        hint = "" if keyed else "; pass --keys"
+        hint = "" if keyed else "; pass its keys"
         return BrokerError(f"the certificate of {url} {why} ({error.verify_message}){hint}", may_pass=False)
     if "authorization" in text.lower() or "authentication" in text.lower():
         what = (
             "does not accept this key, which may be revoked or expired"
             if keyed
-            else "requires a key; pass --keys"
+            else "requires a key; pass its keys"
         )
         return BrokerError(f"the broker at {url} {what} ({text})", may_pass=False)
     if isinstance(error, ssl.SSLError) or "secure connection" in text.lower():
@@ -50,7 +50,7 @@ def refusal(url: str, error: Exception, keyed: bool, last: str = "") -> BrokerEr
             f"no secure connection to {url}: {text}; does it start with the right tls:// or nats://?",
             may_pass=False,
         )
-    return BrokerError(f"no broker at {url}: {text}; start one with qafel broker, or correct --broker")
+    return BrokerError(f"no broker at {url}: {text}; start one with qafel broker, or correct the address")
 
 
 def may_pass(error: Exception) -> bool:

@@ -64,7 +64,7 @@ class ClientFolder:
         if (core.job.id, core.client) != (job.id, client):
             raise ConfigError(
                 f"{self._path} holds client {core.client} of job {core.job.id:016x}, "
-                f"not client {client} of {job.id:016x}; choose another --state"
+                f"not client {client} of {job.id:016x}; choose another state folder"
             )
         return core
 

@@ -106,7 +106,7 @@ class Leadership:
                     continue
                 raise ConfigError(
                     f"another server leads the federation {self._key._connection.subjects.name!r}; "
-                    "add --standby to wait until it fails"
+                    "start this one as a standby to wait until it fails"
                 )
             try:
                 await self._key.write(self.holder.encode())
@@ -122,7 +122,7 @@ class Leadership:
         """The error of a standby whose broker has lost the federation."""
         return StateError(
             "the broker has lost this federation, and a standby has no copy of it; start the server that has "
-            "its state folder, or start anew without --standby"
+            "its state folder, or start anew, not as a standby"
         )
 
     async def _silent(self) -> bool:

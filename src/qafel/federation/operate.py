@@ -10,6 +10,7 @@ import msgspec
 from qafel.errors import BrokerError, ConfigError
 from qafel.federation.entries import Change, Decision, Skip, Stop
 from qafel.federation.keys import Key, read
+from qafel.federation.loops import Loop, complete
 from qafel.federation.nats import Connection
 from qafel.federation.plan import Plan
 from qafel.federation.state import change
@@ -43,7 +44,7 @@ def _run(
         async with await _open(name, broker, keys) as connection:
             return await action(connection)
 
-    return asyncio.run(work())
+    return complete(work())
 
 
 def watch(name: str, broker: str, keys: str | Path | None = None) -> Iterator[dict[str, Any]]:
@@ -51,22 +52,22 @@ def watch(name: str, broker: str, keys: str | Path | None = None) -> Iterator[di
 
     Of a federation that has ended, there is one last status.
     """
-    loop, connection = asyncio.new_event_loop(), None
+    loop, connection = Loop(), None
     try:
-        connection = loop.run_until_complete(_open(name, broker, Path(keys) if keys else None))
+        connection = loop.complete(_open(name, broker, Path(keys) if keys else None))
         subjects, messages = connection.subjects, asyncio.Queue[bytes]()
 
         async def receive(message: Any) -> None:
             messages.put_nowait(message.data)
 
-        loop.run_until_complete(connection.subscribe(subjects.status, receive))
-        stored = loop.run_until_complete(_stored(connection, "status"))
+        loop.complete(connection.subscribe(subjects.status, receive))
+        stored = loop.complete(_stored(connection, "status"))
         if stored is not None and stored["reason"]:
             yield stored
             return
         while True:
             try:
-                data = loop.run_until_complete(asyncio.wait_for(messages.get(), SILENCE))
+                data = loop.complete(asyncio.wait_for(messages.get(), SILENCE))
             except TimeoutError:
                 raise BrokerError(
                     f"no server of the federation {name!r} at {broker} has reported for {SILENCE:.0f} s; "
@@ -78,7 +79,7 @@ def watch(name: str, broker: str, keys: str | Path | None = None) -> Iterator[di
                 return
     finally:
         if connection is not None:
-            loop.run_until_complete(connection.close())
+            loop.complete(connection.close())
         loop.close()
 
 

@@ -194,7 +194,7 @@ class FederationServer:
             if self._leadership.seen:
                 raise self._leadership.no_copy()
             raise ConfigError(
-                f"the broker has no federation {plan.name!r}; start its server without --standby first"
+                f"the broker has no federation {plan.name!r}; start its first server, not as a standby"
             )
         if first and not self._standby:
             await remove_finished(connection, self.folder, plan.replicas)

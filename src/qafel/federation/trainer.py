@@ -87,12 +87,12 @@ def check_allowed(plan: Plan, mine: Mapping[str, Any], allow: Sequence[str]) -> 
         if ":" in value:
             raise ConfigError(
                 f"the server's plan wants to call {value!r} for its {what}, which this client does not "
-                f"allow; if you trust it, add --allow {value}"
+                f"allow; if you trust it, allow {value!r}"
             )
         if what == "data":
             raise ConfigError(
                 f"the server's plan trains on the file {value!r}; a client reads only what its owner names: "
-                "use --data"
+                "give it data of its own"
             )
         raise ConfigError(
             f"the server's plan has the unknown {what} {value!r}; this qafel has "
@@ -130,7 +130,8 @@ def plan_training(
         )
     if share >= learner.clients:
         raise ConfigError(
-            f"client {client} has no share of the plan's data, which has {learner.clients}; use --data"
+            f"client {client} has no share of the plan's data, which has {learner.clients}; give it data of "
+            "its own"
         )
     learner.prepare()
     samples = learner.samples(share)

@@ -43,10 +43,17 @@ def reproduce(
     """One study by name; ``changes`` are settings on top of its protocol."""
     if name not in STUDIES:
         raise ConfigError(f"there is no study {name!r}; known are {', '.join(STUDIES)}")
-    for option, value in (("--seeds", seeds), ("--jobs", 1 if jobs is None else jobs)):
+    for option, value in (("seeds", seeds), ("jobs", 1 if jobs is None else jobs)):
         if value < 1:
             raise ConfigError(f"{option} must be at least 1, got {value}")
     options = Options(
-        data=data, seeds=seeds, quick=quick, jobs=jobs, out=out, changes=dict(changes or {}), tell=tell
+        name=name,
+        data=data,
+        seeds=seeds,
+        quick=quick,
+        jobs=jobs,
+        out=out,
+        changes=dict(changes or {}),
+        tell=tell,
     )
     return STUDIES[name](options)

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from qafel import report
 from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
 from qafel.reproduce import cells, claims, figures
 from qafel.reproduce.rows import Row, run_cells
-from qafel.reproduce.study import Options, Printed, Study, finish, plus_minus
+from qafel.reproduce.study import Options, Study, finish, plus_minus
+from qafel.runs.comparison import spell
+from qafel.tables import Columns, Table
 
 TITLES = {
     "affine": "Table 1, affine quantizer, as the paper measured",
@@ -24,7 +25,7 @@ def table1(name: str, kinds: Sequence[str], options: Options) -> Study:
     for kind in kinds:
         rows = runs.rows(cells.table1(kind), options.seeds)
         named = {row.name: row for row in rows}
-        four = runs.paired(f"{kind}-4-4")
+        four = runs.against(f"{kind}-4-4")
         tables.append(_table(f"{TITLES[kind]}: {runs.goal}", rows))
         held += claims.table1(named, four, max_uploads, kind)
         numbers[kind] = {"rows": rows, "4/4 against FedBuff": four}
@@ -36,7 +37,7 @@ def table2(options: Options) -> Study:
     """A server that sends the top 10 % of the coordinates."""
     runs = run_cells(options, cells.table2())
     rows = runs.rows(cells.table2())
-    pairs = {row.name: runs.paired(row.name) for row in rows[1:]}
+    pairs = {row.name: runs.against(row.name) for row in rows[1:]}
     return runs.finish(
         "table2",
         tables=[_table(f"Table 2, top 10 % server: {runs.goal}", rows)],
@@ -51,7 +52,7 @@ def concurrency(options: Options) -> Study:
     """100, 500 and 1,000 clients in flight, with the weight 1/√(1 + τ)."""
     runs = run_cells(options, cells.concurrency(), uploads=cells.CONCURRENT_UPLOADS)
     rows = runs.rows(cells.concurrency())
-    pairs = {str(n): runs.paired(f"qafel-{n}", f"fedbuff-{n}") for n in cells.RATES}
+    pairs = {str(n): runs.against(f"qafel-{n}", f"fedbuff-{n}") for n in cells.RATES}
     references = {row.name: row.name.replace("qafel", "fedbuff") for row in rows}
     return runs.finish(
         "concurrency",
@@ -68,13 +69,13 @@ def frontier(options: Options) -> Study:
     chosen = cells.frontier()
     runs = run_cells(options, chosen, paired=[cell.name for cell in chosen])
     rows = runs.rows(chosen)
-    pairs = {row.name: runs.paired(row.name) for row in rows[1:]}
+    pairs = {row.name: runs.against(row.name) for row in rows[1:]}
     names = ("FedBuff", "QAFeL\naffine:4\nboth sides", f"QAFeL\n{CLIENT_QUANTIZER}\n{SERVER_QUANTIZER}")
 
-    def times(row: Row, field: str, digits: int) -> str:
-        return f"{getattr(pairs[row.name], field)[0]:.{digits}f}×" if row.name in pairs else "1"
+    def times(row: Row, field: str) -> str:
+        return spell(getattr(pairs[row.name], field), "×") if row.name in pairs else "1"
 
-    columns: report.Columns = {
+    columns: Columns = {
         "run": "{.label}",
         "reached": "{0.reached}/{0.runs}",
         "uploads (k)": "{0.thousands[0]:.2f} ± {0.thousands[1]:.2f}",
@@ -82,23 +83,23 @@ def frontier(options: Options) -> Study:
         "kB down": "{.kb_down:.2f}",
         "MB up": "{.mb_up[0]:.2f}",
         "MB down": "{.mb_down[0]:.2f}",
-        "uploads ÷ FedBuff's": lambda row: times(row, "uploads", 2),
-        "fewer MB up": lambda row: times(row, "mb_up", 1),
-        "fewer MB down": lambda row: times(row, "mb_down", 1),
+        "uploads ÷ FedBuff's": lambda row: times(row, "ratio"),
+        "times fewer up": lambda row: times(row, "fewer_up"),
+        "times fewer down": lambda row: times(row, "fewer_down"),
     }
     goal = f"{runs.data}, {100 * runs.shared['target']:.0f} % accuracy, {rows[0].runs} paired seeds"
     return finish(
         "frontier",
         runs.folder,
         data=runs.data,
-        tables=[Printed.of(f"The communication frontier: {goal}", columns, rows)],
+        tables=[Table.of(f"The communication frontier: {goal}", columns, rows)],
         claims=claims.frontier(pairs["default"], rows[-1]),
         numbers={"settings": runs.shared, "rows": rows, "against FedBuff": pairs},
         figures=figures.table2(runs.folder / "frontier", rows, runs.shared["uploads"], names),
     )
 
 
-def _table(title: str, rows: Sequence[Row], references: Mapping[str, str] | None = None) -> Printed:
+def _table(title: str, rows: Sequence[Row], references: Mapping[str, str] | None = None) -> Table:
     """The table of some rows; ``references`` are the rows they are compared with, by default FedBuff's."""
     named = {row.name: row for row in rows}
 
@@ -107,7 +108,7 @@ def _table(title: str, rows: Sequence[Row], references: Mapping[str, str] | None
         mine, theirs = getattr(row, field)[0], getattr(reference, field)[0]
         return _rounded(theirs / mine if mine else None, 2)
 
-    columns: report.Columns = {
+    columns: Columns = {
         "algorithm": "{.label}",
         "paper: uploads (k)": lambda r: (
             "{:g} ± {:g}".format(*r.paper_thousands) if r.paper_thousands else "–"
@@ -126,7 +127,7 @@ def _table(title: str, rows: Sequence[Row], references: Mapping[str, str] | None
         "× fewer up": lambda row: fewer(row, "mb_up"),
         "× fewer down": lambda row: fewer(row, "mb_down"),
     }
-    return Printed.of(title, columns, rows)
+    return Table.of(title, columns, rows)
 
 
 def _reached(row: Row) -> str:

@@ -63,7 +63,7 @@ def base(
 
 def chosen(cell: Cell, shared: Mapping[str, Any], seed: int) -> Settings:
     """The settings of one run."""
-    return make_settings({**shared, **cell.settings, "seed": seed}, "--set")
+    return make_settings({**shared, **cell.settings, "seed": seed}, "the changes")
 
 
 def paper_bytes(spec: str, layout: Layout = LAYOUT) -> int:

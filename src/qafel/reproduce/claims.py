@@ -7,13 +7,15 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from qafel.reproduce.rows import Interval, Paired, Row
+from qafel.reproduce.rows import Row
 from qafel.reproduce.study import Claim
+from qafel.runs.comparison import spell
+from qafel.runs.curves import Against, Interval
 
 BITS = (8, 4, 2)
 
 
-def table1(rows: Mapping[str, Row], four: Paired, max_uploads: int, kind: str) -> list[Claim]:
+def table1(rows: Mapping[str, Row], four: Against, max_uploads: int, kind: str) -> list[Claim]:
     """The claims about the quantizers of both sides."""
     grid = {(c, s): rows[f"{kind}-{c}-{s}"] for c in BITS for s in BITS}
     uploads = {bits: row.limited(max_uploads) for bits, row in grid.items()}
@@ -32,13 +34,13 @@ def table1(rows: Mapping[str, Row], four: Paired, max_uploads: int, kind: str) -
     return [
         Claim(
             f"{kind}: 4/4 needs at most 1.2 times FedBuff's uploads",
-            four.uploads[0] <= 1.2,
-            f"{spell(four.uploads)} over {four.seeds} paired seeds (paper: 1.07)",
+            four.ratio[0] <= 1.2,
+            f"{spell_times(four.ratio)} over {len(four.seeds)} paired seeds, mean curves (paper: 1.07)",
         ),
         Claim(
             f"{kind}: 4/4 sends at least 6 times fewer MB in each direction",
-            min(four.mb_up[0], four.mb_down[0]) >= 6,
-            f"up {spell(four.mb_up)}, down {spell(four.mb_down)} (paper: 5.2 to 8)",
+            min(four.fewer_up[0], four.fewer_down[0]) >= 6,
+            f"up {spell_times(four.fewer_up)}, down {spell_times(four.fewer_down)} (paper: 5.2 to 8)",
         ),
         Claim(
             f"{kind}: a 2-bit client costs most uploads",
@@ -68,7 +70,7 @@ def table1(rows: Mapping[str, Row], four: Paired, max_uploads: int, kind: str) -
     ]
 
 
-def table2(rows: Sequence[Row], pairs: Mapping[str, Paired], max_uploads: int) -> list[Claim]:
+def table2(rows: Sequence[Row], pairs: Mapping[str, Against], max_uploads: int) -> list[Claim]:
     """The claims about a server that sends the top 10 %, without FedBuff's row."""
     order = [row.limited(max_uploads) for row in rows]
     return [
@@ -79,38 +81,39 @@ def table2(rows: Sequence[Row], pairs: Mapping[str, Paired], max_uploads: int) -
         ),
         Claim(
             "the biased top-10 % server sends fewer MB than FedBuff each way",
-            all(min(pair.mb_up[0], pair.mb_down[0]) > 1 for pair in pairs.values() if pair.seeds),
-            ", ".join(f"{n}: up {p.mb_up[0]:.1f}×, down {p.mb_down[0]:.1f}×" for n, p in pairs.items()),
+            all(min(pair.fewer_up[0], pair.fewer_down[0]) > 1 for pair in pairs.values() if pair.seeds),
+            ", ".join(f"{n}: up {p.fewer_up[0]:.1f}×, down {p.fewer_down[0]:.1f}×" for n, p in pairs.items()),
         ),
     ]
 
 
-def concurrency(pairs: Mapping[str, Paired]) -> list[Claim]:
+def concurrency(pairs: Mapping[str, Against]) -> list[Claim]:
     """The claims about 100, 500 and 1,000 clients in flight."""
     return [
         Claim(
             "QAFeL needs at most 1.5 times FedBuff's uploads at every concurrency (paper: 1 to 1.5)",
-            all(pair.uploads[0] <= 1.5 for pair in pairs.values()),
-            ", ".join(f"{n}: {spell(pair.uploads)}" for n, pair in pairs.items()),
+            all(pair.ratio[0] <= 1.5 for pair in pairs.values()),
+            ", ".join(f"{n}: {spell_times(pair.ratio)}" for n, pair in pairs.items()),
         ),
         Claim(
             "QAFeL sends at least 5.2 times fewer MB at every concurrency (paper: 5.2 to 8)",
-            all(min(pair.mb_up[0], pair.mb_down[0]) >= 5.2 for pair in pairs.values()),
-            ", ".join(f"{n}: up {p.mb_up[0]:.2f}×, down {p.mb_down[0]:.2f}×" for n, p in pairs.items()),
+            all(min(pair.fewer_up[0], pair.fewer_down[0]) >= 5.2 for pair in pairs.values()),
+            ", ".join(f"{n}: up {p.fewer_up[0]:.2f}×, down {p.fewer_down[0]:.2f}×" for n, p in pairs.items()),
         ),
     ]
 
 
-def frontier(mine: Paired, row: Row) -> list[Claim]:
+def frontier(mine: Against, row: Row) -> list[Claim]:
     """The claims about the default quantizers."""
-    numbers = f"uploads {spell(mine.uploads)}, up {spell(mine.mb_up)}, down {spell(mine.mb_down)}"
-    numbers += f" over {mine.seeds} paired seeds"
-    whole, up, down = row.reached == row.runs, mine.mb_up[0], mine.mb_down[0]
+    parts = {"uploads": mine.ratio, "up": mine.fewer_up, "down": mine.fewer_down}
+    numbers = ", ".join(f"{name} {spell_times(values)}" for name, values in parts.items())
+    numbers += f" over {len(mine.seeds)} paired seeds, mean curves"
+    whole, up, down = row.reached == row.runs, mine.fewer_up[0], mine.fewer_down[0]
     goals = [
         Claim(
             f"at least {least_up} times fewer MB up and {least_down} times fewer down "
             f"at no more than {most} times FedBuff's uploads",
-            whole and up >= least_up and down >= least_down and mine.uploads[0] <= most,
+            whole and up >= least_up and down >= least_down and mine.ratio[0] <= most,
             numbers,
         )
         for least_up, least_down, most in ((60, 40, 1.05), (55, 35, 1.1))
@@ -118,7 +121,6 @@ def frontier(mine: Paired, row: Row) -> list[Claim]:
     return [*goals, Claim("at least 30 times fewer MB both ways", whole and min(up, down) >= 30, numbers)]
 
 
-def spell(values: Interval) -> str:
-    """Mean and interval as text."""
-    mean, low, high = values
-    return f"{mean:.2f}×" if math.isnan(low) else f"{mean:.2f}× ({low:.2f} to {high:.2f})"
+def spell_times(values: Interval) -> str:
+    """A ratio and its interval as text."""
+    return spell(values, "×")

@@ -26,7 +26,7 @@ def _uploads(max_uploads: int) -> tuple[str, Value]:
 
 def _panels(values: Sequence[tuple[str, Value]], height: float) -> tuple[Any, list[tuple[Any, Value]]]:
     """A figure, and the axis of each of the values."""
-    figure, axes = report.pyplot().subplots(1, len(values), figsize=(11, height))
+    figure, axes = report.subplots(len(values), 11, height)
     for axis, (title, _) in zip(axes, values, strict=True):
         axis.set_title(title, fontsize=10)
     return figure, [(axis, value) for axis, (_, value) in zip(axes, values, strict=True)]
@@ -53,7 +53,7 @@ def quantizers(path: Path, rows: Mapping[str, Row], kind: str, max_uploads: int)
         fedbuff = value(rows["fedbuff"])[0]
         axis.axhline(fedbuff, color=report.COLOURS["fedbuff"], linestyle="--", label="FedBuff")
         axis.set_xticks(range(len(BITS)), [f"client {bits}-bit" for bits in BITS])
-    panels[0][0].legend(fontsize=8)
+    report.legend(figure, [axis for axis, _ in panels])
     return _save(figure, path)
 
 
@@ -91,7 +91,7 @@ def concurrency(path: Path, rows: Mapping[str, Row]) -> list[Path]:
             axis.errorbar(places, means, spreads, fmt="none", **WHISKERS)
         axis.set_xticks(range(len(RATES)), [f"{n:,}" for n in RATES])
         axis.set_xlabel("clients in flight")
-    panels[0][0].legend(fontsize=8)
+    report.legend(figure, [axis for axis, _ in panels])
     return _save(figure, path)
 
 
@@ -102,10 +102,10 @@ def lines(
     path: Path, panels: Sequence[tuple[str, str, Sequence[Line]]], *, logarithmic: Sequence[str] = ("y",)
 ) -> list[Path]:
     """Panels of (x-label, y-label, lines); ``logarithmic`` names the axes that are, panel by panel."""
-    plt = report.pyplot()
-    figure, axes = plt.subplots(1, len(panels), figsize=(1 + 4.2 * len(panels), 3.8), squeeze=False)
+    alone = len(panels) == 1
+    figure, axes = report.subplots(len(panels), 9.0 if alone else 1 + 4.2 * len(panels), 4.2)
     names = list(dict.fromkeys(name for _, _, curves in panels for name, _, _ in curves))
-    for axis, (x, y, curves), scales in zip(axes[0], panels, logarithmic, strict=True):
+    for axis, (x, y, curves), scales in zip(axes, panels, logarithmic, strict=True):
         for name, xs, ys in curves:
             style = {"linestyle": "--", "color": "#333333"} if "bound" in name else {}
             colour = {"color": f"C{names.index(name) % 10}"} | style
@@ -118,7 +118,9 @@ def lines(
             axis.minorticks_off()
         axis.set_xlabel(x)
         axis.set_ylabel(y)
-        axis.legend(fontsize=7)
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)}
+        above = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
+        axis.legend(fontsize=8, frameon=False, **(beside if alone else above))
     return _save(figure, path)
 
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from qafel import report
 from qafel.reproduce import cells, figures
 from qafel.reproduce.rows import Pair, run_cells
-from qafel.reproduce.study import Claim, Options, Printed, Study, plus_minus
+from qafel.reproduce.study import Claim, Options, Study, plus_minus
+from qafel.runs.comparison import Diverged, Outcome
 from qafel.runs.result import Result, mean_std
-from qafel.sim.batch import Diverged, Outcome
+from qafel.tables import Columns, Table
 
 TOLERANCE = 0.02
 """A run learns as FedBuff does if its accuracy is at most this much lower."""
@@ -26,7 +26,7 @@ class Ended(msgspec.Struct, frozen=True):
     diverged: str | None
 
 
-COLUMNS: report.Columns = {
+COLUMNS: Columns = {
     "algorithm": "{.label}",
     "accuracy": lambda end: plus_minus(end.accuracy, 3),
     "‖x − x̂‖": lambda end: f"{end.error[0]:.3g}" if math.isfinite(end.error[0]) else "–",
@@ -58,7 +58,7 @@ def hidden_state(options: Options) -> Study:
     title = f"The hidden state: {runs.data}, {runs.shared['uploads']:,} uploads"
     return runs.finish(
         "hidden-state",
-        tables=[Printed.of(title, COLUMNS, ends.values())],
+        tables=[Table.of(title, COLUMNS, ends.values())],
         claims=_claims(ends),
         numbers={"results": ends},
         notes=[f"{end.label}: {end.diverged}" for end in ends.values() if end.diverged],

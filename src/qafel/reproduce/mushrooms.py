@@ -20,11 +20,12 @@ import numpy as np
 from qafel.quantizers import quantizer
 from qafel.reproduce import figures
 from qafel.reproduce.logistic import BUFFER, CLIENTS, RATE, STEPS, Logistic, settings
-from qafel.reproduce.study import Claim, Computation, Options, Printed, Study, finish
+from qafel.reproduce.study import Claim, Computation, Options, Study, finish
 from qafel.sim import Simulation
-from qafel.sim.batch import run_to_the_end
 from qafel.sim.clock import Times
+from qafel.sim.processes import run_to_the_end
 from qafel.sim.timeline import BLOCK
+from qafel.tables import Table
 from qafel.tasks import data as datasets
 
 DATA = "breast-cancer"
@@ -148,7 +149,7 @@ def mushrooms(options: Options) -> Study:
     )
 
 
-def _table(title: str, gathered: Gathered) -> Printed:
+def _table(title: str, gathered: Gathered) -> Table:
     rows = []
     for cell, mean in gathered.means.items():
         kinds: dict[str, Sequence[float]] = {"mean": mean, "seed 0": gathered.by_seed[cell][0]}
@@ -156,7 +157,7 @@ def _table(title: str, gathered: Gathered) -> Printed:
             kinds["authors', seed 0"] = REFERENCE[cell]
         for kind, values in kinds.items():
             rows.append([f"{cell}, {kind}", *(f"{value:.4g}" for value in values[: len(gathered.marks)])])
-    return Printed(title, ["run", *(f"{mark:,}" for mark in gathered.marks)], rows)
+    return Table(title, ["run", *(f"{mark:,}" for mark in gathered.marks)], rows)
 
 
 def _draw(gathered: Gathered, path: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from qafel import theory as formulas
 from qafel import wire
 from qafel.client import Task
 from qafel.sim import Simulation, make_settings
-from qafel.sim.batch import run_to_the_end
+from qafel.sim.processes import run_to_the_end
 from qafel.streams import generator
 from qafel.vectors import Vector
 

@@ -12,16 +12,14 @@ import msgspec
 from qafel.reproduce import cells
 from qafel.reproduce.cells import Cell
 from qafel.reproduce.study import Options, Study, finish
+from qafel.runs.comparison import Diverged, Outcome
+from qafel.runs.curves import Against, against
 from qafel.runs.result import Result, mean_std
-from qafel.sim.batch import Diverged, Outcome
-from qafel.sim.comparison import both_reached, reached
 
 DATA = "faces"
 PAIRED = 5
 """Seeds of cells that are compared with FedBuff seed by seed; the others have three."""
 Pair = tuple[float, float]
-Interval = tuple[float, float, float]
-"""Mean, low, high."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
     """The row of a cell, from its runs in the order of their seeds."""
     runs = [outcome for outcome in outcomes if isinstance(outcome, Result)]
-    targets = [reached(outcome) for outcome in outcomes]
+    targets = [outcome.summary.target if isinstance(outcome, Result) else None for outcome in outcomes]
     there = [target for target in targets if target]
     thousands = mean_std([target["uploads"] / 1000 for target in there])
     sizes, paper = cell.sizes, cell.paper
@@ -90,44 +88,6 @@ def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
     )
 
 
-class Paired(msgspec.Struct, frozen=True):
-    """A cell against FedBuff on the same seeds: means and 95 % confidence intervals."""
-
-    name: str
-    seeds: int
-    uploads: Interval
-    """Uploads over FedBuff's."""
-    mb_up: Interval
-    """How many times fewer MB."""
-    mb_down: Interval
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Mean and Student's 95 % confidence interval; NaN where there are too few values."""
-    mean, deviation = mean_std(values)
-    if len(values) < 2:
-        return mean, math.nan, math.nan
-    half = student(len(values) - 1) * deviation / math.sqrt(len(values))
-    return mean, mean - half, mean + half
-
-
-def student(freedom: int, level: float = 0.975) -> float:
-    """The quantile of Student's t distribution, by bisection on its integral (Simpson's rule)."""
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-
-    def below(t: float, pieces: int = 2000) -> float:
-        width = t / pieces
-        weights = (1 if k in (0, pieces) else 4 if k % 2 else 2 for k in range(pieces + 1))
-        density = (math.pow(1 + (k * width) ** 2 / freedom, -(freedom + 1) / 2) for k in range(pieces + 1))
-        return 0.5 + scale * width / 3 * sum(w * d for w, d in zip(weights, density, strict=True))
-
-    low, high = 0.0, 1000.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < level else (low, middle)
-    return low
-
-
 @dataclass(frozen=True)
 class Runs:
     """The outcomes of every cell, in the order of their seeds."""
@@ -142,16 +102,12 @@ class Runs:
         """Table rows from the first ``max_seeds`` seeds: the same seeds in every row."""
         return [row(cell, self.outcomes[cell.name][:max_seeds]) for cell in chosen]
 
-    def paired(self, cell: str, reference: str = "fedbuff") -> Paired:
-        """A cell against a reference cell, seed by seed, where both reached the target."""
-        both = both_reached(self.outcomes[cell], self.outcomes[reference])
-        return Paired(
-            cell,
-            len(both),
-            interval([a["uploads"] / b["uploads"] for a, b in both]),
-            interval([b["bytes_up"] / a["bytes_up"] for a, b in both]),
-            interval([b["bytes_down"] / a["bytes_down"] for a, b in both]),
+    def against(self, cell: str, reference: str = "fedbuff") -> Against:
+        """A cell against a reference cell, by the mean curves of the seeds that both have."""
+        mine, theirs = (
+            [run for run in self.outcomes[name] if isinstance(run, Result)] for name in (cell, reference)
         )
+        return against(mine, theirs, reference, "accuracy") or _unknown(reference)
 
     @property
     def goal(self) -> str:
@@ -181,6 +137,15 @@ class Runs:
         commits = sorted({str(run.summary.provenance["commit"]) for run in runs})
         origin = {"protocol": self.shared, "commits of the runs": commits}
         return finish(name, self.folder, data=self.data, numbers={**origin, **numbers}, **results)
+
+
+def _unknown(reference: str) -> Against:
+    """A comparison of runs that cannot be compared: no claim holds."""
+    nan = math.nan
+    intervals: Any = dict.fromkeys(("ratio", "fewer_up", "fewer_down"), (nan, nan, nan))
+    numbers: Any = dict.fromkeys(("level", "share", "uploads", "mb_up", "mb_down", "share_of_bytes"), nan)
+    none: Any = {"seeds": [], "by_seed": [], "reference_by_seed": []}
+    return Against(reference=reference, metric="accuracy", **numbers, **intervals, **none)
 
 
 def run_cells(

@@ -1,9 +1,7 @@
 """Options of a study, its result, and the files it writes."""
 
-import csv
-import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,11 +9,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from qafel import report
 from qafel.files import write, write_json
 from qafel.records import finite, provenance
+from qafel.runs.comparison import Outcome
 from qafel.sim import PACKAGES, Settings
-from qafel.sim.batch import Outcome, State, Tell, in_parallel, run_all
+from qafel.sim.batch import claim, run_all
+from qafel.sim.processes import State, Tell, in_parallel
+from qafel.tables import Table
 
 Value = TypeVar("Value")
 
@@ -33,24 +33,28 @@ class Computation(msgspec.Struct, Generic[Value], frozen=True):
 class Options:
     """Options of a study."""
 
+    name: str
     data: str | None = None
     seeds: int = 3
     quick: bool = False
     jobs: int | None = None
     out: Path | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
-    tell: Callable[[str, float], None] = lambda _what, _share: None
-    """Progress callback: what is being done, and the share of the work that is done."""
+    tell: Tell = lambda *_: None
 
     def folder(self, data: str) -> Path:
-        """The folder for results: ``out``, by default runs/reproduce-DATA."""
+        """The folder for results: ``out``, by default runs/reproduce-DATA.
+
+        ConfigError if it has the results of this study with other data or settings.
+        """
         quick = "-quick" if self.quick else ""
-        return self.out or Path("runs") / f"reproduce-{Path(data).name.partition('.')[0]}{quick}"
+        folder = self.out or Path("runs") / f"reproduce-{Path(data).name.partition('.')[0]}{quick}"
+        request = {"study": self.name, "data": data, "quick": self.quick, "changes": dict(self.changes)}
+        return claim(folder, request, f"{self.name}.request.json")
 
     def run(self, wanted: Mapping[str, Settings], folder: Path) -> dict[str, Outcome]:
         """Simulate these settings; runs that have finished in ``folder`` are read from there."""
-        tell = self._progress({name: chosen.uploads for name, chosen in wanted.items()})
-        return run_all(wanted, folder / "runs", jobs=self.jobs, tell=tell)
+        return run_all(wanted, folder / "runs", jobs=self.jobs, tell=self.tell)
 
     def compute(
         self, cells: Mapping[str, Computation[Value]], folder: Path, kind: type[Value]
@@ -64,29 +68,26 @@ class Options:
             for seed, name in enumerate(mine)
             if not (folder / f"{name}.json").exists()
         }
-        totals = {name: cells[cell].uploads for cell, mine in names.items() for name in mine}
-        in_parallel(missing, self.jobs, self._progress(totals))
+        done = {name: float(name not in missing) for mine in names.values() for name in mine}
+
+        def tell(state: State) -> None:
+            done[state.name] = state.share
+            self.tell(f"{state.name}: {state.text}", sum(done.values()) / len(done))
+
+        in_parallel(missing, self.jobs, tell)
         decode = msgspec.json.Decoder(kind).decode
         return {
             cell: [decode((folder / f"{name}.json").read_bytes()) for name in mine]
             for cell, mine in names.items()
         }
 
-    def _progress(self, totals: Mapping[str, int]) -> Tell:
-        """A callback that turns the states of parallel runs into one progress bar."""
-        done: dict[str, float] = {}
 
-        def tell(state: State) -> None:
-            done[state.name] = 1.0 if state.finished else min(1.0, state.uploads / totals[state.name])
-            percent = f", {100 * state.accuracy:.1f} %" if state.accuracy else ""
-            self.tell(f"{state.name}: {state.uploads:,} uploads{percent}", sum(done.values()) / len(totals))
+def _compute(name: str, task: Computation[Any], seed: int, file: Path, tell: Callable[[State], None]) -> None:
+    def progress(uploads: int) -> None:
+        tell(State(name, min(0.999, uploads / task.uploads), f"{uploads:,} uploads"))
 
-        return tell
-
-
-def _compute(name: str, task: Computation[Any], seed: int, file: Path, tell: Tell) -> None:
-    write_json(file, task.call(seed, lambda uploads: tell(State(name, uploads, 0.0))))
-    tell(State(name, task.uploads, 0.0, finished=True))
+    write_json(file, task.call(seed, progress))
+    tell(State(name, 1.0, "ended"))
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -97,25 +98,12 @@ class Claim(msgspec.Struct, frozen=True):
     numbers: str
 
 
-class Printed(msgspec.Struct, frozen=True):
-    """A table of text cells."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
-
-    @classmethod
-    def of(cls, title: str, columns: report.Columns, records: Iterable[Any]) -> "Printed":
-        """The table of some records."""
-        return cls(title, list(columns), report.cells(columns, records))
-
-
 class Study(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a study."""
 
     name: str
     data: str
-    tables: list[Printed]
+    tables: list[Table]
     claims: list[Claim]
     numbers: dict[str, Any]
     """All numbers, unrounded."""
@@ -128,7 +116,7 @@ def finish(
     folder: Path,
     *,
     data: str,
-    tables: list[Printed],
+    tables: list[Table],
     claims: list[Claim],
     numbers: Mapping[str, Any],
     notes: Sequence[str] = (),
@@ -150,9 +138,7 @@ def finish(
     told = {"data": data, "claims": claims, "numbers": study.numbers, "notes": study.notes}
     write_json(result, {"study": name, **told, **provenance(*PACKAGES)})
     for path, table in zip(sheets, tables, strict=True):
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([table.columns, *table.rows])
-        write(path, text.getvalue().encode(), sync=False)
+        write(path, table.csv().encode(), sync=False)
     write(page, _markdown(study, figures).encode(), sync=False)
     return study
 
@@ -161,9 +147,7 @@ def _markdown(study: Study, figures: Sequence[Path]) -> str:
     """The study as a page: tables, claims and figures."""
     lines = []
     for table in study.tables:
-        lines += [f"**{table.title}**", "", f"| {' | '.join(table.columns)} |"]
-        lines += ["|---" + "|--:" * (len(table.columns) - 1) + "|"]
-        lines += [f"| {' | '.join(row)} |" for row in table.rows] + [""]
+        lines += [table.markdown()]
     lines += ["| claim | here | numbers |", "|---|---|---|"]
     lines += [f"| {c.text} | {'held' if c.held else '**not held**'} | {c.numbers} |" for c in study.claims]
     lines += ["", *(f"- {note}" for note in study.notes)]

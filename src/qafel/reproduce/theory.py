@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qafel import report
 from qafel import theory as formulas
 from qafel.reproduce import figures, problem
 from qafel.reproduce.problem import BITS, Measured, quantizers
-from qafel.reproduce.study import Claim, Computation, Options, Printed, Study, finish
+from qafel.reproduce.study import Claim, Computation, Options, Study, finish
+from qafel.tables import Columns, Table
 
 SIDES = ("both", "client", "server")
 TERMS = ("client_quantization", "server_quantization", "cross")
@@ -137,8 +137,8 @@ def _claims(a: Analysis) -> list[Claim]:
     ]
 
 
-def _table(a: Analysis, seeds: int) -> Printed:
-    columns: report.Columns = {
+def _table(a: Analysis, seeds: int) -> Table:
+    columns: Columns = {
         "run": "{.name}",
         "measured R": "{.gradient:.3e}",
         "bound": "{.bound.total:.3e}",
@@ -148,7 +148,7 @@ def _table(a: Analysis, seeds: int) -> Printed:
     }
     staleness = max(cell.staleness for cell in a.cells.values())
     title = f"R = mean ‖∇f‖² against the bound, mean of {seeds} seeds; staleness up to {staleness}"
-    return Printed.of(title, columns, a.cells.values())
+    return Table.of(title, columns, a.cells.values())
 
 
 def _numbers(a: Analysis) -> dict[str, Any]:

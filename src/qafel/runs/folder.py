@@ -36,7 +36,7 @@ class RunFolder:
         """Make a new folder with its config.toml; ConfigError if it exists and is not empty."""
         if path.exists() and (not path.is_dir() or any(one.suffix != ".part" for one in path.iterdir())):
             raise ConfigError(
-                f"{path} exists and is not an empty folder; choose another --out, or --resume it"
+                f"{path} exists and is not an empty folder; choose another folder, or resume it"
             )
         folder = cls(path)
         try:
@@ -46,7 +46,7 @@ class RunFolder:
             files.write(folder.metrics, b"")
         except OSError as error:
             raise ConfigError(
-                f"cannot write to {path} ({error.strerror or error}); choose another --out"
+                f"cannot write to {path} ({error.strerror or error}); choose another folder"
             ) from error
         return folder
 

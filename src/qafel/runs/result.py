@@ -1,9 +1,8 @@
 """The result of a run: its evaluations, its summary, its model; and results side by side."""
 
-import importlib.util
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ import msgspec
 from qafel import report
 from qafel.errors import ConfigError, MissingExtraError
 from qafel.runs.folder import RunFolder
+from qafel.tables import Table, records_to_csv
 from qafel.tasks.target import parse_target
 from qafel.vectors import Layout, Vector
 
@@ -77,6 +77,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     digest: str
     """The digests of the final model and hidden state."""
+    fingerprint: str = ""
+    """That of the data, the model and the training."""
     held_out: str = ""
     """Which samples the metrics were measured on."""
     settings: dict[str, Any]
@@ -86,6 +88,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     def accuracy(self) -> float:
         """The smoothed accuracy at the end; not a number where it was not measured."""
         return self.smoothed.get("accuracy", math.nan)
+
+    @property
+    def notes(self) -> list[str]:
+        """What one should know about the run."""
+        return [crowded(self.concurrency["mean"], self.clients)] if self._crowded else []
+
+    @property
+    def _crowded(self) -> bool:
+        return self.concurrency.get("mean", 0.0) > self.clients
 
     @property
     def metric(self) -> str:
@@ -135,9 +146,61 @@ class Result:
             return load_file(self.folder / "model.safetensors")
         return self.layout.unflatten(self.x) if self.layout else {"x": self.x}
 
-    def figure(self, path: str | Path) -> Path:
-        """Draw the main metric against uploads, MB up, MB down and virtual time."""
-        return figure({self.summary.algorithm: [self]}, Path(path))
+    def figure(self, path: str | Path | None = None) -> Any:
+        """The main metric against uploads, MB up, MB down and time: a matplotlib figure, which is also
+        written to ``path``.
+        """
+        return figure_of({self.summary.algorithm: [self]}, self.summary.metric, path)
+
+    def records(self) -> list[dict[str, Any]]:
+        """A flat record of numbers for each evaluation, for CSV files and data frames."""
+        records = []
+        for point in self.points:
+            values = msgspec.structs.asdict(point)
+            metrics, smoothed = values.pop("metrics"), values.pop("smoothed")
+            smooth = {f"smoothed {name}": value for name, value in smoothed.items()}
+            first = {name: values.pop(name) for name in ("uploads", "version", "time")}
+            records.append({**first, **metrics, **smooth, **values})
+        return records
+
+    def frame(self) -> Any:
+        """A pandas data frame with a row for each evaluation."""
+        return data_frame(self.records())
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """The evaluations as CSV, which is also written to ``path``."""
+        text = records_to_csv(self.records())
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def table(self) -> Table:
+        """What the run reached and sent, as one row."""
+        s = self.summary
+        row = {
+            "run": self.folder.name if self.folder else s.algorithm,
+            s.metric: shown(s.metric, s.smoothed.get(s.metric, math.nan)),
+            "uploads": f"{s.uploads:,}",
+            "MB up": f"{s.bytes_up / 1e6:,.2f}",
+            "MB down": f"{s.bytes_down / 1e6:,.2f}",
+            "time": f"{s.time:,.1f}",
+            "staleness": f"{s.staleness['mean']:.1f}",
+            "in flight": f"{s.concurrency['mean']:.0f}",
+        }
+        title = f"{s.algorithm}: {s.clients:,} clients, {s.size:,} parameters; ended by {s.reason}"
+        return Table(title, list(row), [list(row.values())])
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+    def load_into(self, module: Any) -> Any:
+        """Copy the model into a PyTorch module with the same trained parameters, and return it.
+
+        Parameters that do not require a gradient, and buffers, are left as they are.
+        """
+        from qafel.tasks.models import load_parameters
+
+        return load_parameters(module, self.parameters())
 
     def write(self, folder: RunFolder) -> None:
         """Write the model, the figures and, last, the summary: without it a folder is not a result."""
@@ -150,16 +213,11 @@ class Result:
                     self.figure(folder.path / "curves.png")
                 histogram = {int(tau): n for tau, n in self.summary.staleness["histogram"].items()}
                 if histogram:
-                    report.histogram(folder.path / "staleness.png", histogram, "staleness", "updates")
+                    drawn = report.histogram(histogram, "staleness", "updates")
+                    report.save(drawn, folder.path / "staleness.png")
             except MissingExtraError:
                 pass  # the numbers are complete without figures
         folder.finish(self.summary)
-
-
-def check_extras() -> None:
-    """Raise MissingExtraError, before a run starts, if its result could not be written."""
-    if importlib.util.find_spec("safetensors") is None:
-        raise MissingExtraError("saving models", "torch")
 
 
 def load(folder: str | Path) -> Result:
@@ -167,7 +225,7 @@ def load(folder: str | Path) -> Result:
     folder = Path(folder)
     if not (folder / "summary.json").is_file():
         if (folder / "config.toml").is_file():
-            raise ConfigError(f"the run in {folder} has not ended; qafel run --resume {folder}")
+            raise ConfigError(f"the run in {folder} has not ended; resume it")
         raise ConfigError(f"{folder} is not the folder of a run: it has no summary.json")
     try:
         data = (folder / "summary.json").read_bytes()
@@ -193,23 +251,47 @@ def _decoded(data: bytes, kind: type[T]) -> T:
     return msgspec.convert(values, kind)
 
 
-def figure(groups: dict[str, list[Result]], path: Path) -> Path:
-    """Draw the main metric, smoothed, of each group (one run, or several seeds) against what it cost."""
-    runs = [result for results in groups.values() for result in results if result.points]
-    names = {result.summary.metric for result in runs} or {"accuracy"}
-    shared = [name for name in runs[0].points[0].smoothed if all(name in r.points[0].smoothed for r in runs)]
-    metric = names.pop() if len(names) == 1 else main_metric(shared)
+def crowded(in_flight: float, clients: int) -> str:
+    """The note about a run with more tasks in flight than clients."""
+    return (
+        f"about {in_flight:,.0f} tasks are in flight at a time, more than the {clients:,} clients: clients "
+        "train several at once; lower rate, or set sampling = idle, if they should not"
+    )
+
+
+def figure_of(groups: Mapping[str, Sequence[Result]], metric: str, path: str | Path | None = None) -> Any:
+    """Draw a smoothed metric of each group (one run, or several seeds) against what it cost."""
     panels = []
     for label, name, unit in PANELS:
         lines = []
         for group, results in groups.items():
+            drawn = [r for r in results if r.points and all(metric in p.smoothed for p in r.points)]
             curves = [
                 ([getattr(p, name) * unit for p in r.points], [p.smoothed[metric] for p in r.points])
-                for r in results
+                for r in drawn
             ]
             lines.append((group, curves))
         panels.append((label, lines))
-    return report.bands(path, panels, metric)
+    figure = report.bands(panels, metric)
+    if path is not None:
+        report.save(figure, Path(path))
+    return figure
+
+
+def data_frame(records: Sequence[Mapping[str, Any]]) -> Any:
+    """Records as a pandas data frame."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("a data frame (to_csv() does not)", "notebook") from error
+    return pandas.DataFrame(records)
+
+
+def shown(metric: str, value: float) -> str:
+    """A metric for people: an accuracy in percent, anything else as it is."""
+    if value != value:
+        return "–"
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
 def main_metric(names: Iterable[str]) -> str:

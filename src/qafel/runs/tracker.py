@@ -192,6 +192,7 @@ class Tracker:
         seconds: Mapping[str, float],
         provenance: dict[str, Any],
         held_out: str = "",
+        fingerprint: str = "",
     ) -> Summary:
         """The totals of a run that has ended."""
         totals, settings, job = self.totals, self.settings, server.job
@@ -230,6 +231,7 @@ class Tracker:
             workers=workers,
             digest=model_digest(server),
             held_out=held_out,
+            fingerprint=fingerprint,
             settings=settings.values(),
             provenance=provenance,
         )

@@ -2,30 +2,38 @@
 
 ``simulate(data=…, model=…, algorithm=…, uploads=…)`` runs and returns a ``Result``; the names are those of
 ``Settings``. Model, data, loss, metrics, optimizer or the whole training may be your own. ``resume(folder)``
-continues a run that was interrupted, ``load(folder)`` reads one that has ended.
+continues a run that was interrupted, ``load(folder)`` reads one that has ended. ``compare([…])`` puts results
+side by side, and ``sweep({…})`` runs every combination of some values.
 """
 
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
 from qafel import wire
 from qafel.errors import ConfigError, FormatError, FrameError, QafelWarning, StateError, Stopped
+from qafel.extras import require
 from qafel.records import provenance
+from qafel.runs import notebook
 from qafel.runs.callbacks import Csv, EarlyStopping, TensorBoard
+from qafel.runs.comparison import Comparison, compare
 from qafel.runs.folder import RunFolder
-from qafel.runs.result import Point, Result, Summary, check_extras, load
+from qafel.runs.result import Point, Result, Summary, load
 from qafel.runs.tracker import Callback
 from qafel.sim.settings import Settings, make_settings, read_settings
 from qafel.sim.simulation import CHECKPOINT_SECONDS, Simulation
 from qafel.sim.timeline import Event, Timeline
 from qafel.tasks.settings import FUNCTIONS
 
+if TYPE_CHECKING:
+    from qafel.sim.grid import sweep
+
 __all__ = [
+    "Comparison",
     "Csv",
     "EarlyStopping",
     "Event",
@@ -37,12 +45,14 @@ __all__ = [
     "Summary",
     "TensorBoard",
     "Timeline",
+    "compare",
     "load",
     "make_settings",
     "metric",
     "read_settings",
     "resume",
     "simulate",
+    "sweep",
 ]
 
 
@@ -51,6 +61,10 @@ def __getattr__(name: str) -> Any:
         from qafel.tasks.measures import metric
 
         return metric
+    if name == "sweep":  # its module imports this one
+        from qafel.sim.grid import sweep
+
+        return sweep
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -69,8 +83,8 @@ class Options(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The number of processes; by default one per core."""
     callbacks: Sequence[Callback] = ()
     """Called with every evaluation; one that returns True ends the run."""
-    progress: Progress = lambda _: None
-    """Called after every event."""
+    progress: Progress | None = None
+    """Called after every event; by default a notebook shows a bar."""
 
 
 def _keywords_of(kind: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
@@ -89,7 +103,7 @@ def simulate(
     out: str | Path | None = None,
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
-    progress: Progress = lambda _: None,
+    progress: Progress | None = None,
     **values: Any,
 ) -> Result:
     """Run a simulation; the other keywords are ``Settings``.
@@ -107,27 +121,17 @@ def run(
     *,
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
-    progress: Progress = lambda _: None,
+    progress: Progress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Result:
     """Run these settings; in a folder, save a checkpoint every ``checkpoint_seconds``."""
-    if out is not None:
-        check_extras()
+    need_extras(chosen, saved=out is not None)
     learner = chosen.learner()
     settings = chosen.resolved(learner, arrivals=chosen.arrival_process)
     folder = None if out is None else RunFolder.create(out, header(chosen) + settings.to_toml())
     try:
-        simulation = Simulation(
-            settings,
-            learner,
-            folder=folder,
-            layout=learner.layout,
-            workers=workers,
-            callbacks=callbacks,
-            progress=progress,
-            checkpoint_seconds=checkpoint_seconds,
-        )
-        return _finish(simulation)
+        options = _options(workers, callbacks, progress, checkpoint_seconds)
+        return _finish(Simulation(settings, learner, folder=folder, layout=learner.layout, **options))
     except BaseException:
         if folder is not None and folder.checkpoint() is None:
             folder.remove()  # there is nothing to resume from
@@ -135,6 +139,21 @@ def run(
     finally:
         if folder is not None:
             folder.close()
+
+
+def _options(
+    workers: int | None, callbacks: Sequence[Callback], progress: Progress | None, seconds: float
+) -> dict[str, Any]:
+    """Options of a Simulation; without a progress function a notebook shows a bar, and a script nothing."""
+    shown: Any = notebook.run_bar() if progress is None else progress
+    return {
+        "workers": workers, "callbacks": callbacks, "progress": shown, "checkpoint_seconds": seconds,
+    }  # fmt: skip
+
+
+def need_extras(chosen: Settings, *more: str, saved: bool = True) -> None:
+    """Raise MissingExtraError, before a run starts, for all that it needs to run and to be saved."""
+    require("this run", *chosen.extras, *(["torch"] if saved else []), *more)
 
 
 def header(chosen: Settings) -> str:
@@ -147,7 +166,7 @@ def resume(
     *,
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
-    progress: Progress = lambda _: None,
+    progress: Progress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     **functions: Any,
 ) -> Result:
@@ -156,23 +175,15 @@ def resume(
     Objects that cannot be imported are passed again: ``resume(folder, model=net, loss=…)``. Callbacks see the
     saved evaluations again.
     """
-    check_extras()
     folder = RunFolder.open(Path(out))
     try:
         chosen = _with_functions(read_settings(folder.path / "config.toml"), functions)
+        need_extras(chosen)
         learner = chosen.learner()
+        options = _options(workers, callbacks, progress, checkpoint_seconds)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QafelWarning)
-            simulation = Simulation(
-                chosen,
-                learner,
-                folder=folder,
-                layout=learner.layout,
-                workers=workers,
-                callbacks=callbacks,
-                progress=progress,
-                checkpoint_seconds=checkpoint_seconds,
-            )
+            simulation = Simulation(chosen, learner, folder=folder, layout=learner.layout, **options)
             saved = folder.checkpoint()
             if saved is None:
                 folder.truncate(0)
@@ -210,7 +221,7 @@ def _finish(simulation: Simulation) -> Result:
     simulation.run()
     tracker, server, folder = simulation.tracker, simulation.server, simulation.folder
     if simulation.stopped:
-        how = f"; continue with: qafel run --resume {folder.path}" if folder else ""
+        how = f"; it can be resumed from {folder.path}" if folder else ""
         raise Stopped(f"stopped after {tracker.totals.uploads:,} uploads{how}")
     seconds = simulation.spent
     busy = simulation.workers * (seconds["total"] - seconds["evaluation"])
@@ -220,6 +231,7 @@ def _finish(simulation: Simulation) -> Result:
         clients=simulation.learner.clients,
         workers=simulation.workers,
         seconds=seconds,
+        fingerprint=f"{simulation.learner.fingerprint:016x}",
         held_out=getattr(getattr(simulation.learner, "population", None), "held_out_from", ""),
         provenance=provenance(*PACKAGES),
     )

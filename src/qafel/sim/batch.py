@@ -1,173 +1,150 @@
-"""Many runs, several at a time. Runs that finished in the folder are read, interrupted ones are resumed.
+"""Many runs, several at a time: the engine of ``compare``, ``sweep``, ``tune`` and ``reproduce``.
 
-A run that diverges is a result: its error message is stored beside the other runs.
+Runs that finished in the folder are read, interrupted ones are resumed. A run that diverges is a result: its
+error message is stored beside the other runs.
 """
 
-import ctypes
-import multiprocessing
-import os
-import signal
-import sys
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from qafel import files, sim
 from qafel.coding.threads import cores
-from qafel.errors import ConfigError, DivergenceError, QafelError, QafelWarning
-from qafel.files import write_json
-from qafel.sim import Result, Settings, Simulation, Stopped, comparison, load
+from qafel.errors import ConfigError, DivergenceError, QafelError, Stopped
+from qafel.runs.comparison import Diverged, Outcome
+from qafel.runs.folder import new_folder
+from qafel.runs.result import load, main_metric, shown
+from qafel.sim.processes import State, Tell, in_parallel
+from qafel.sim.settings import Settings
+from qafel.sim.simulation import Simulation
+from qafel.tasks.settings import FUNCTIONS
+from qafel.tasks.values import PYTHON
 
-STOPPED = "stopped; run the same command again to continue"
-
-
-class Diverged(msgspec.Struct, frozen=True):
-    """A run that diverged, with its error message."""
-
-    sentence: str
-    settings: str
-    """Settings of the run as TOML."""
-
-
-class State(msgspec.Struct, frozen=True):
-    """Progress of a run."""
-
-    name: str
-    uploads: int
-    accuracy: float
-    finished: bool = False
-
-
-Outcome = Result | Diverged
-Tell = Callable[[State], None]
+STEP = 50
+"""Uploads between two messages about the progress of a run."""
 
 
 def run_all(
-    wanted: Mapping[str, Settings], out: Path, *, jobs: int | None = None, tell: Tell = lambda _: None
+    wanted: Mapping[str, Settings], out: Path, *, jobs: int | None = None, tell: Tell = lambda *_: None
 ) -> dict[str, Outcome]:
     """Run each of the settings in the folder ``out``/NAME, ``jobs`` at a time (default: one per core)."""
     jobs = cores() if jobs is None else jobs
     if jobs < 1:
-        raise ConfigError(f"--jobs must be at least 1, got {jobs}")
-    out.mkdir(parents=True, exist_ok=True)
-    for name, chosen in wanted.items():
-        comparison.check(chosen, out / name)
-    todo = [name for name, chosen in wanted.items() if _finished(out / name, chosen) is None]
-    workers = max(1, cores() // jobs)
+        raise ConfigError(f"jobs must be at least 1, got {jobs}")
+    for chosen in wanted.values():
+        sim.need_extras(chosen)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {out} ({error.strerror}); choose another folder") from error
+    ended = {name: _finished(out / name, chosen) for name, chosen in wanted.items()}
+    todo = [name for name, outcome in ended.items() if outcome is None]
+    for name in todo:
+        _check_config(wanted[name], out / name)
+    workers = max(1, cores() // max(1, min(jobs, len(todo))))
     tasks = {name: partial(_one, wanted[name], out / name, workers) for name in todo}
-    in_parallel(tasks, jobs, tell)
+    share = {name: 0.0 if outcome is None else 1.0 for name, outcome in ended.items()}
+
+    def progress(state: State) -> None:
+        share[state.name] = state.share
+        tell(f"{state.name}: {state.text}", sum(share.values()) / len(share))
+
+    try:
+        in_parallel(tasks, jobs, progress)
+    except Stopped as stopped:
+        raise Stopped(f"stopped; the same again continues in {out}") from stopped
     outcomes: dict[str, Outcome] = {}
     for name, chosen in wanted.items():
-        outcome = _finished(out / name, chosen)
+        outcome = ended[name] or _finished(out / name, chosen)
         if outcome is None:
-            raise QafelError(f"the run {name} has not ended; run the same command again to continue")
+            raise QafelError(f"the run {name} has not ended; the same again continues in {out}")
         outcomes[name] = outcome
     return outcomes
 
 
 def _finished(folder: Path, chosen: Settings) -> Outcome | None:
+    """The outcome of a run in a folder; None if it has not ended. ConfigError if it is of other settings."""
     file = folder.with_name(folder.name + ".diverged")
     if file.exists():
         diverged = msgspec.json.decode(file.read_bytes(), type=Diverged)
         if diverged.settings != chosen.to_toml():
-            raise ConfigError(f"{file} belongs to a run with other settings; choose another --out")
+            raise ConfigError(f"{file} belongs to a run with other settings; choose another folder")
         return diverged
-    return load(folder) if (folder / "summary.json").exists() else None
+    if not (folder / "summary.json").exists():
+        return None
+    _check_config(chosen, folder)
+    result = load(folder)
+    if PYTHON in chosen.to_toml() and result.summary.fingerprint != f"{chosen.learner().fingerprint:016x}":
+        raise ConfigError(
+            f"{folder} holds a run with another model, other data or other training; choose another folder"
+        )
+    return result
 
 
-def _one(chosen: Settings, folder: Path, workers: int, tell: Tell) -> None:
-    last = -1
+def _check_config(chosen: Settings, folder: Path) -> None:
+    """Raise ConfigError if a folder holds a run of other settings."""
+    config = folder / "config.toml"
+    if config.exists() and not config.read_text(encoding="utf-8").startswith(sim.header(chosen)):
+        raise ConfigError(f"{folder} holds a run with other settings; choose another folder")
+
+
+def _one(chosen: Settings, folder: Path, workers: int, tell: Any) -> None:
+    """Run, or resume, one of the runs."""
+    last = -STEP
 
     def progress(run: Simulation) -> None:
         nonlocal last
-        if run.tracker.totals.uploads - last >= 100:
-            last, points = run.tracker.totals.uploads, run.tracker.points
-            tell(State(folder.name, last, points[-1].smoothed.get("accuracy", 0.0) if points else 0.0))
+        totals, points = run.tracker.totals, run.tracker.points
+        if totals.uploads - last < STEP and not run.tracker.reason:
+            return
+        last = totals.uploads
+        smoothed = points[-1].smoothed if points else {}
+        metric = main_metric(smoothed)
+        value = f"  {metric} {shown(metric, smoothed[metric])}" if metric in smoothed else ""
+        sent = f"  ↑{totals.bytes_up / 1e6:,.1f} ↓{totals.bytes_down / 1e6:,.1f} MB"
+        tell(State(folder.name, min(0.999, last / chosen.uploads), f"{last:,} uploads{value}{sent}"))
 
     try:
-        comparison.one(chosen, folder, workers, progress)
-    except DivergenceError as error:
-        write_json(folder.with_name(folder.name + ".diverged"), Diverged(str(error), chosen.to_toml()))
-    tell(State(folder.name, last, 0.0, finished=True))
-
-
-def run_to_the_end(simulation: Simulation) -> None:
-    """Run; raise Stopped if the run was interrupted."""
-    simulation.run()
-    if simulation.stopped:
-        raise Stopped(STOPPED)
-
-
-def in_parallel(tasks: Mapping[str, Callable[[Tell], None]], jobs: int | None, tell: Tell) -> None:
-    """Call each task in a process of its own, ``jobs`` at a time (default: one per core).
-
-    With one job, tasks are called in this process.
-    """
-    jobs = cores() if jobs is None else jobs
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", QafelWarning)  # these settings are the paper's, not the user's
-        if jobs > 1 and hasattr(os, "fork"):
-            _fork(tasks, jobs, tell)
+        if (folder / "config.toml").exists():
+            objects = {name: getattr(chosen, name) for name in FUNCTIONS}
+            again = {n: value for n, value in objects.items() if PYTHON in str(chosen.values()[n])}
+            sim.resume(folder, workers=workers, progress=progress, **again)
         else:
-            for task in tasks.values():
-                task(tell)
+            sim.run(chosen, folder, workers=workers, progress=progress)
+    except DivergenceError as error:
+        files.write_json(folder.with_name(folder.name + ".diverged"), Diverged(str(error), chosen.to_toml()))
+    tell(State(folder.name, 1.0, "ended"))
 
 
-def _fork(tasks: Mapping[str, Callable[[Tell], None]], jobs: int, tell: Tell) -> None:
-    context = multiprocessing.get_context("fork")
-    waiting = list(tasks)
-    running: dict[Any, Any] = {}
+def claim(folder: Path, request: Mapping[str, Any], name: str = "request.json") -> Path:
+    """Make the folder of some work; ConfigError if it holds the results of other work.
+
+    ``request`` says what is asked for; it is kept in a file of this name.
+    """
+    file, data = folder / name, files.to_json(request)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another folder")
+    if file.exists() and file.read_bytes() != data:
+        raise ConfigError(
+            f"{folder} holds results of something else, which {file} describes; choose another folder"
+        )
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                name = waiting.pop(0)
-                mine, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(theirs, name, tasks[name]))
-                process.start()
-                theirs.close()
-                running[mine] = process
-            for pipe in wait(list(running), 1.0):
-                assert isinstance(pipe, Connection)
-                try:
-                    message = pipe.recv_bytes()
-                except EOFError:
-                    process = running.pop(pipe)
-                    process.join()
-                    if process.exitcode:
-                        raise QafelError(
-                            f"a run ended with exit code {process.exitcode}; "
-                            "run the same command again to continue"
-                        ) from None
-                    continue
-                if message.startswith(b"!"):
-                    raise QafelError(message[1:].decode())
-                tell(msgspec.json.decode(message, type=State))
-    except KeyboardInterrupt:
-        raise Stopped(STOPPED) from None
-    finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.join()
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write(file, data, sync=False)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {folder} ({error.strerror or error}); choose another folder"
+        ) from error
+    return folder
 
 
-def _child(pipe: Connection, name: str, task: Callable[[Tell], None]) -> None:
-    """Run a task in its own process group: Ctrl-C reaches only the parent, which then stops its children."""
-    os.setpgrp()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: save and stop when the parent dies
-    try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            task(lambda state: pipe.send_bytes(msgspec.json.encode(state)))
-        except QafelError as error:
-            pipe.send_bytes(b"!" + str(error).encode())
-        except Exception as error:
-            pipe.send_bytes(f"!{name} failed: {type(error).__name__}: {error}".encode())
-        os._exit(0)  # a signal during a regular shutdown would print a traceback
-    except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(130)  # the parent is gone or asked to stop
+def work_folder(root: Path, name: str, request: Mapping[str, Any]) -> Path:
+    """The folder ``root/name-N`` that holds this work already, or a new one."""
+    data = files.to_json(request)
+    for path in sorted(root.glob(f"{name}-*/request.json")) if root.exists() else ():
+        if path.read_bytes() == data:
+            return path.parent
+    return new_folder(root, name)

@@ -145,6 +145,7 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
                 n += 1
                 if mode == ROUNDS:
                     counters[PENDING], counters[FORCED] = buffer_size, -1
+                    busy[:] = 0
                 continue
             staleness = counters[VERSION] - slots[slot, FROM]
             _emit(kinds, times, whose, n, kind, now, slots, slot, staleness)
@@ -162,13 +163,15 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
                     counters[DELIVERED] = counters[VERSION]
             counters[RESTARTED] = 0
             counters[IN_FLIGHT] -= 1
-            busy[client] -= 1
+            if mode != ROUNDS or kind == LOST:  # a client that has reported is not drawn again in its round
+                busy[client] -= 1
             free[counters[FREE]] = slot
             counters[FREE] += 1
             if mode == REFILL or (mode == ROUNDS and (kind == LOST or staleness > max_staleness >= 0)):
                 counters[PENDING], counters[FORCED] = 1, -1
             elif mode == ROUNDS and stepped and instant:
                 counters[PENDING], counters[FORCED] = buffer_size, -1
+                busy[:] = 0
             if live and stepped and not instant:
                 return n, ASKS
         else:

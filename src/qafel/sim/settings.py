@@ -24,14 +24,17 @@ class Settings(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
     duration: str = "halfnormal:1"
     """The distribution of training times."""
     slow_fraction: float = 0.0
+    """The share of clients that are slow."""
     slow_factor: float = 10.0
+    """How many times as long the slow clients train."""
     dropouts: float = 0.0
     """The share of tasks that are lost."""
     sampling: Literal["replacement", "idle"] = "replacement"
-    """Clients are drawn from all of them, or from those that do not train."""
+    """Clients are drawn from all of them, or from those that do not train; fedavg always does the latter."""
     up_bandwidth: float | None = None
     """Bytes per unit of time; None: transfers take no time."""
     down_bandwidth: float | None = None
+    """Bytes per unit of time; None: transfers take no time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,9 @@ from qafel.buffer import BoundedBuffer
 from qafel.client import Advanced, Client
 from qafel.coding.threads import cores
 from qafel.config import Job
-from qafel.errors import ConfigError, QafelError, StateError
+from qafel.errors import ConfigError, QafelError, QafelWarning, StateError
 from qafel.runs.folder import RunFolder
+from qafel.runs.result import crowded
 from qafel.runs.tracker import Callback, Totals, Tracker, mean_metrics, model_digest
 from qafel.server import Server, Stepped
 from qafel.sim.clock import Times
@@ -95,6 +97,9 @@ class Simulation:
         self.server = Server(job, learner.x, **self._options)
         self.tracker = Tracker(settings, folder, callbacks)
         self.timeline = Timeline(settings, clients=learner.clients, durations=durations)
+        in_flight = self.timeline.expected_in_flight
+        if in_flight > learner.clients:
+            warnings.warn(crowded(in_flight, learner.clients), QafelWarning, stacklevel=2)
         self.frames = Frames(folder.frames if folder else None)
         self._sent: deque[bytes] = deque()
         """Increments that have not reached the clients."""

@@ -5,7 +5,7 @@ Arrivals:
     open       clients arrive at a rate, or from a trace; beyond ``concurrency`` they are turned away
     refill     ``concurrency`` clients train at any time; one that reports is replaced at once
     closed     every client starts again when its report arrives, before the step that it may cause
-    rounds     K clients start together, the next K when all have reported (synchronous FedAvg)
+    rounds     K different clients start together, the next K when all have reported (synchronous FedAvg)
 
     A client that arrives is drawn uniformly, from all clients or from the idle ones. It starts from the
     newest version that has reached the clients. K reports that are not too stale make the next version. A
@@ -22,6 +22,7 @@ Random numbers are named by what they are for and by the block of tasks, so the 
 matter, and the state to be saved is small.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,7 +120,7 @@ class Timeline:
     def _kernel_rules(self) -> tuple[Any, ...]:
         """The rules of this clock as ``kernels.advance`` takes them; ConfigError if they cannot be met."""
         settings, clients, buffer_size = self.settings, self._clients, self.settings.job(1).buffer_size
-        limit, idle = settings.concurrency, settings.sampling == "idle"
+        limit, idle = settings.concurrency, settings.sampling == "idle" or self._mode == kernels.ROUNDS
         if self._mode == kernels.REFILL and idle and (limit or 0) > clients:
             raise ConfigError(f"concurrency is {limit}, but there are only {clients} clients")
         if self._mode == kernels.ROUNDS and buffer_size > clients:
@@ -194,6 +195,17 @@ class Timeline:
     def concurrency(self) -> float:
         """The mean number of clients in flight, over time."""
         return float(self._clocks[kernels.AREA]) / self.now if self.now else 0.0
+
+    @property
+    def expected_in_flight(self) -> float:
+        """About how many tasks will be in flight, without transfers; a client may have several of them."""
+        settings, mode = self.settings, self._mode
+        if settings.sampling == "idle" or mode in (kernels.CLOSED, kernels.ROUNDS) or self._trace is not None:
+            return 0.0
+        if mode == kernels.REFILL:
+            return float(settings.concurrency or 0)
+        mean = float(self._durations(0).mean()) * float(self._people[2].mean())
+        return min(settings.rate * mean, settings.concurrency or math.inf)
 
     @property
     def columns(self) -> tuple[Any, Any, Any]:

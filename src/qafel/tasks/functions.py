@@ -23,21 +23,29 @@ from qafel.tasks.values import PYTHON, not_importable
 from qafel.vectors import Layout, Vector
 
 
+def import_module(name: str) -> Any:
+    """A user's module; the working directory is searched, too."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a user's module can raise anything
+        raise ConfigError(f"the module {name} cannot be imported: {error}") from error
+    finally:
+        sys.path.remove(here)
+
+
 def import_function(value: Any, what: str) -> Any:
     """A function that may be given as ``package.module:name``; the working directory is searched, too."""
     if isinstance(value, str):
         module, _, attribute = value.partition(":")
-        here = str(Path.cwd())
-        sys.path.insert(0, here)
         try:
-            value = getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # a user's module can raise anything
+            value = getattr(import_module(module), attribute)
+        except (ConfigError, AttributeError) as error:
             raise ConfigError(
-                f"the {what} {module}:{attribute} cannot be imported ({error}); write it as "
-                "package.module:name"
+                f"the {what} {module}:{attribute} cannot be imported ({error.__cause__ or error}); write it "
+                "as package.module:name"
             ) from error
-        finally:
-            sys.path.remove(here)
     if value is not None and not callable(value):
         raise ConfigError(f"the {what} must be a function, got {type(value).__name__}")
     return value

@@ -6,7 +6,7 @@ with ``requires_grad``. Buffers do not, so BatchNorm is refused; ``group_norm`` 
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -254,3 +254,22 @@ def flat(module: nn.Module) -> Vector:
 def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters that are trained, by name, in order."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def load_parameters(module: nn.Module, parameters: Mapping[str, Vector]) -> nn.Module:
+    """Copy parameters into the trained parameters of a module; ConfigError if names or shapes differ."""
+    mine = dict(trained(module))
+    for name in sorted({*mine, *parameters}):
+        if name not in parameters:
+            raise ConfigError(f"the result has no parameter {name!r}, which the module trains")
+        if name not in mine:
+            raise ConfigError(f"the module has no parameter {name!r} to train, which the result has")
+        if tuple(mine[name].shape) != parameters[name].shape:
+            raise ConfigError(
+                f"the parameter {name!r} has the shape {parameters[name].shape} in the result, and "
+                f"{tuple(mine[name].shape)} in the module"
+            )
+    with torch.no_grad():
+        for name, parameter in mine.items():
+            parameter.copy_(torch.from_numpy(np.array(parameters[name])))
+    return module

@@ -52,6 +52,11 @@ JOB = (
 )
 """The settings that are fields of Job, too."""
 
+LOCAL_RATES = {"cnn": 0.01, "logistic": 0.1, "softmax": 0.1, "mlp": 0.1, "resnet18": 0.01, "lstm": 1.0}
+"""The default local learning rate of each built-in model, with which it learns its built-in data."""
+LOCAL_RATE = 0.01
+"""The default local learning rate of any other model."""
+
 FUNCTIONS = (
     "model",
     "data",
@@ -66,6 +71,11 @@ FUNCTIONS = (
     "staleness_weight",
 )
 """Settings that may be objects of Python. They can be passed again to a resumed run."""
+
+
+def default_rate(model: Any) -> float:
+    """The default local learning rate of a model."""
+    return LOCAL_RATES.get(model, LOCAL_RATE) if isinstance(model, str) else LOCAL_RATE
 
 
 class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,18 +105,24 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     vocabulary: int | None = None
     """Inputs are integers below this, if it is more than the inputs show."""
     partition: str = "natural"
+    """How samples are dealt to clients: ``natural``, ``iid``, ``consecutive``, ``dirichlet:0.5``,
+    ``shards:2`` or ``celeba``."""
     clients: int | None = None
     """The number of clients; by default that of the data and the partition."""
     held_out: float = 0.2
     """The share of users (or samples) that is not trained on."""
-    local_rate: float = 0.01
-    """Local learning rate, η_ℓ."""
+    local_rate: float | None = None
+    """Local learning rate, η_ℓ; by default that of the model, and 0.01 for your own."""
     batch_size: int = 32
+    """Samples in a local step."""
     epochs: int = 1
+    """Passes over the client's samples in a task."""
     steps: int | None = None
     """P: local steps; by default ``epochs`` passes over the client's data."""
     local_momentum: float = 0.0
+    """Momentum of local SGD, from zero in every task."""
     weight_decay: float = 0.0
+    """Adds this times the parameters to the gradient."""
     prox: float = 0.0
     """μ of FedProx: adds μ·(y − y_0) to the gradient."""
     optimizer: Any = None
@@ -116,19 +132,27 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine: str = "auto"
     """``plain``, ``compile``, ``kernel`` (for the cnn); ``auto`` is the kernel for the cnn, else plain."""
     device: str = "cpu"
+    """``cpu``, ``cuda`` or ``mps``."""
 
     # how it is learned: fields of Job
     algorithm: str = "qafel"
+    """``qafel``, ``fedbuff``, ``fedasync``, ``fedavg`` (synchronous rounds of K clients) or ``naive``."""
     client_quantizer: str | None = None
+    """Q_c, for updates; by default that of the algorithm. ``qafel quantizers`` lists them."""
     server_quantizer: str | None = None
+    """Q_s, for increments; by default that of the algorithm."""
     buffer_size: int | None = None
+    """K: the number of updates in a server step; by default 10, and 1 for fedasync."""
     server_rate: float = 1.0
+    """Server learning rate, η_g, on the mean of the buffer."""
     momentum: float | None = None
     """Server momentum, β; by default 0.3, and 0 beside a server optimizer."""
     server_optimizer: str | None = None
     """``adam:rate=0.01``, ``adagrad:…``, ``yogi:…`` or ``sgd:…``, in place of server_rate and momentum."""
     staleness_weight: str | Callable[[int], float] | None = None
+    """w(τ): ``constant``, ``sqrt`` = 1/√(1 + τ), ``polynomial:a`` = (1 + τ)^−a, or a function."""
     max_staleness: int | None = None
+    """Updates with a larger τ are rejected."""
     weighting: Literal["equal", "samples"] = "equal"
     """Whether all updates of a buffer weigh the same, or as many samples as their clients have."""
     max_samples: int = 1000
@@ -140,6 +164,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # how long, and how it is evaluated
     uploads: int = 10_000
+    """Stop after this many updates."""
     target: float | str | None = None
     """Stop when the smoothed accuracy reaches this; or ``"NAME <= NUMBER"``, ``"NAME >= NUMBER"``."""
     byte_budget: int | None = None
@@ -147,11 +172,13 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     time_limit: float | None = None
     """Stop at this time: virtual in a simulation, in seconds in a federation."""
     evaluate_every: int = 250
+    """Uploads between two evaluations."""
     held_out_samples: int = 1000
     """Evaluate on at most this many held-out samples."""
     smoothing: int = 3
     """Smoothed metrics are medians over this many evaluations."""
     seed: int = 0
+    """The seed of everything that is random."""
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
@@ -170,6 +197,8 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, name, None)
             if value is not None and not 1 <= value < 1 << 40:
                 raise ConfigError(f"{name} must be at least 1 and below 2⁴⁰, got {value}")
+        if self.local_rate is not None and not 0 < self.local_rate < math.inf:
+            raise ConfigError(f"local_rate must be positive and finite, got {self.local_rate}")
         if self.time_limit is not None and not 0 < self.time_limit < math.inf:
             raise ConfigError(f"time_limit must be positive and finite, got {self.time_limit}")
         parse_target(self.target)
@@ -202,6 +231,8 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         clients = self.clients if self.data is None else learner.clients
         known = {name: getattr(learner.population, name, 0) or None for name in ("classes", "vocabulary")}
+        if self.local_rate is None:
+            known["local_rate"] = default_rate(self.model)
         settings = msgspec.structs.replace(
             self, clients=clients, engine=learner.engine_name, **known, **values
         )
@@ -221,6 +252,13 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self._weight_is_function:
             del known["staleness_weight"]
         return msgspec.structs.replace(self, **known)
+
+    @property
+    def extras(self) -> list[str]:
+        """The optional dependencies that a run of these settings needs, in a folder or not."""
+        needed = ["torch"] if self.train is None else []
+        bundled = isinstance(self.data, str) and self.data in ("digits", "breast-cancer")
+        return [*needed, "data"] if bundled else needed
 
     def population(self) -> "Population":
         """The clients and their data."""
@@ -274,7 +312,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         from qafel.tasks.local import LocalSgd
 
         sgd = LocalSgd(
-            rate=self.local_rate,
+            rate=self.local_rate if self.local_rate is not None else default_rate(self.model),
             batch_size=self.batch_size,
             epochs=self.epochs,
             steps=self.steps,

@@ -65,7 +65,7 @@ def checked(kind: type[S], values: Mapping[str, Any], where: str = "the settings
     """Settings from names and values; ConfigError says what is wrong, and where."""
     for name in values:
         if name not in kind.__struct_fields__:
-            raise unknown("setting", name, kind.__struct_fields__, where)
+            raise unknown_setting(name, kind.__struct_fields__, where)
     hints = typing.get_type_hints(kind)
     converted: dict[str, Any] = {}
     for name, given in values.items():
@@ -105,9 +105,9 @@ def read_file(kind: type[S], path: Path | None, changes: Iterable[str] = ()) -> 
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
-            raise ConfigError(f"--set takes key=value, got {change!r}")
+            raise ConfigError(f"a change is key=value, got {change!r}")
         values[name.strip()] = parse(text.strip())
-    return checked(kind, values, "--set" if path is None else f"{path} or --set")
+    return checked(kind, values, "the changes" if path is None else f"{path} or the changes")
 
 
 def parse(text: str) -> Any:
@@ -126,6 +126,43 @@ def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> Conf
     near = difflib.get_close_matches(name, known, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     return ConfigError(f"there is no {what} {name!r}{f' ({where})' if where else ''}; {hint}")
+
+
+FOREIGN = {
+    "local_rate": "lr learning_rate local_lr client_lr client_learning_rate eta eta_l",
+    "server_rate": "server_lr server_learning_rate global_lr eta_g",
+    "uploads": "rounds num_rounds n_rounds comm_rounds num_server_rounds max_rounds iterations updates",
+    "clients": "num_clients n_clients nclients clients_total num_users population num_supernodes",
+    "buffer_size": "k buffer clients_per_round num_clients_per_round",
+    "concurrency": "max_concurrency num_concurrent in_flight",
+    "momentum": "beta server_momentum",
+    "local_momentum": "client_momentum",
+    "steps": "p local_steps local_iterations num_local_steps",
+    "epochs": "local_epochs num_epochs e",
+    "batch_size": "bs batch local_batch_size b",
+    "data": "dataset data_path",
+    "model": "net network architecture",
+    "partition": "split alpha dirichlet iid non_iid",
+    "prox": "mu fedprox_mu proximal_mu",
+    "target": "target_accuracy goal",
+    "evaluate_every": "eval_every eval_interval evaluation_interval",
+    "staleness_weight": "staleness weight_function",
+    "client_quantizer": "quantizer compressor uplink_quantizer bits",
+    "held_out": "test_size val_split validation_split",
+    "seed": "random_state random_seed",
+}
+"""What settings are called elsewhere, by our name; in lower case, with underscores."""
+EXPLAINED = {"uploads": "; a round of K clients is K uploads"}
+
+
+def unknown_setting(name: str, known: Iterable[str], where: str = "") -> ConfigError:
+    """The error for a setting that does not exist, with what it is called here."""
+    plain = name.lower().replace("-", "_")
+    ours = next((own for own, others in FOREIGN.items() if plain in others.split()), None)
+    if ours is None or ours not in (known := list(known)):
+        return unknown("setting", name, known, where)
+    place = f" ({where})" if where else ""
+    return ConfigError(f"there is no setting {name!r}{place}; here it is {ours!r}{EXPLAINED.get(ours, '')}")
 
 
 def _kind(hint: Any) -> str:

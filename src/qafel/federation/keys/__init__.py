@@ -11,7 +11,6 @@ A change is written to ``runs/keys/broker``. A broker that runs learns of it if 
 that uses this very folder also admits new clients without it, and learns the rest at its next start.
 """
 
-import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from qafel.federation.keys.certificates import HOSTS
 from qafel.federation.keys.credentials import FORMAT, Key, read
 from qafel.federation.keys.push import push_accounts
 from qafel.federation.keys.register import Account, Federation, Holder, Register
+from qafel.federation.loops import complete
 
 __all__ = ["DAYS", "HOSTS", "Entry", "Key", "Keys", "read"]
 
@@ -213,7 +213,7 @@ class Keys:
     def _push(self, broker: str, tokens: dict[str, str]) -> None:
         key = read(self.folder / "operator" / "system.key")
         try:
-            asyncio.run(push_accounts(broker, key, [*tokens.values()]))
+            complete(push_accounts(broker, key, [*tokens.values()]))
         except BrokerError as error:
             raise BrokerError(f"{self.folder} is changed, but not the broker: {error}") from error
 

@@ -1,0 +1,172 @@
+"""``qafel compare``, ``qafel sweep`` and ``qafel demo``: runs side by side."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from typer import Argument, Option
+
+from qafel.cli import show
+from qafel.cli.complete import change_completions, run_completions
+from qafel.cli.run import Changes, resumable
+
+if TYPE_CHECKING:
+    from qafel.runs.comparison import Comparison
+    from qafel.sim import Settings
+    from qafel.sim.grid import Groups
+    from qafel.sim.processes import Tell
+
+Seeds = Annotated[int, Option(help="Runs of each configuration, with consecutive seeds.", min=1)]
+Jobs = Annotated[int | None, Option(help="Runs at the same time; default: one per core.", min=1)]
+Reference = Annotated[
+    str | None, Option(help="What the others are compared with; default: fedbuff, or the first.")
+]
+Level = Annotated[float, Option(help="Compare where the reference has made this share of its gain.")]
+Vary = Annotated[
+    list[str],
+    Option(
+        help="A setting and its values; may be repeated.",
+        metavar="NAME=VALUE,VALUE,…",
+        autocompletion=change_completions,
+    ),
+]
+AGAIN = "the same command continues"
+
+
+@contextmanager
+def batch_progress(quiet: bool, name: str) -> "Iterator[Tell]":
+    """A progress bar over many runs, which says after Ctrl-C how to go on."""
+    with show.progress(quiet) as bar, resumable(AGAIN):
+        task = bar.add_task(name, total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        Argument(
+            help="Run folders, configs (TOML), or algorithms; run folders that differ only in their seed are "
+            "one row.",
+            autocompletion=run_completions,
+        ),
+    ],
+    change: Changes = None,
+    seeds: Seeds = 1,
+    jobs: Jobs = None,
+    reference: Reference = None,
+    level: Level = 0.95,
+    out: Annotated[
+        Path | None, Option(help="Folder for the runs and the figure; default: a new one in runs/.")
+    ] = None,
+    form: show.FormatOption = show.Format.TEXT,
+    json: show.Json = False,
+) -> None:
+    """Compare several runs in one table and one figure; the same command continues what was interrupted.
+
+    Example: qafel compare qafel fedbuff --set uploads=3000 --seeds 3 --out runs/mine
+    """
+    from qafel.sim import grid
+
+    wanted = grid.select(runs, change or (), seeds)
+    _compare("compare", wanted, out, form, json, jobs=jobs, reference=reference, level=level)
+
+
+def sweep(
+    config: Annotated[Path | None, Argument(help="A TOML file of settings.", metavar="BASE.toml")] = None,
+    vary: Vary = [],  # noqa: B006
+    change: Changes = None,
+    seeds: Seeds = 1,
+    jobs: Jobs = None,
+    reference: Reference = None,
+    level: Level = 0.95,
+    out: Annotated[
+        Path | None, Option(help="Folder for the runs and the figure; default: a new one in runs/.")
+    ] = None,
+    form: show.FormatOption = show.Format.TEXT,
+    json: show.Json = False,
+) -> None:
+    """Run every combination of some values and compare them; the same command continues a sweep.
+
+    Example: qafel sweep base.toml --vary local_rate=0.01,0.03,0.1 --vary buffer_size=5,10 --seeds 3
+    """
+    from qafel import sim
+    from qafel.errors import ConfigError
+    from qafel.sim import grid
+
+    values: dict[str, list[Any]] = {}
+    for text in vary:
+        name, found = grid.parse_values(text)
+        if name in values:
+            raise ConfigError(f"--vary names {name} twice")
+        values[name] = found
+    if not values:
+        raise ConfigError("a sweep needs --vary NAME=VALUE,VALUE,…")
+    wanted = grid.combinations(sim.read_settings(config, change or ()), values, seeds)
+    _compare("sweep", wanted, out, form, json, jobs=jobs, reference=reference, level=level)
+
+
+def demo(
+    seed: Annotated[int, Option(help="Seed of the faces, the clock, the batches and the quantizers.")] = 0,
+    uploads: Annotated[int, Option(help="Client uploads of each algorithm.", min=1)] = 5000,
+    out: Annotated[Path | None, Option(help="Folder for the runs; default: a new one in runs/.")] = None,
+    json: show.Json = False,
+) -> None:
+    """Compare QAFeL with FedBuff: 7,474 asynchronous clients, drawn faces, the paper's CNN, real frames.
+
+    Example: qafel demo --uploads 1000 --out runs/demo
+    """
+    from qafel.runs.folder import new_folder
+    from qafel.sim import Settings
+
+    shared = Settings(uploads=uploads, seed=seed, evaluate_every=min(250, uploads))
+    wanted: Groups = {
+        name: [msgspec.structs.replace(shared, algorithm=name)] for name in ("qafel", "fedbuff")
+    }
+    folder = out or new_folder(Path("runs"), "demo")
+    _compare("demo", wanted, folder, show.Format.TEXT, json, title=f"Smiling or not: {uploads:,} uploads")
+
+
+def _compare(
+    kind: str,
+    wanted: "Groups",
+    out: Path | None,
+    form: show.Format,
+    json: bool,
+    title: str = "",
+    **options: Any,
+) -> None:
+    """Run, compare and print."""
+    from qafel import sim
+    from qafel.extras import require
+    from qafel.sim import grid
+
+    first = next((one for what in wanted.values() for one in what if isinstance(one, sim.Settings)), None)
+    require("this comparison", *_extras(first), "figures")
+    with batch_progress(json, kind) as tell:
+        comparison, folder = grid.run_groups(wanted, kind, out, tell=tell, **options)
+    figure = folder / f"{kind}.png"
+    if json:
+        show.json(_answer(comparison, figure))
+        return
+    show.tables(comparison.tables(title), form, comparison.to_csv())
+    if form is show.Format.TEXT:
+        for note in comparison.notes:
+            show.line(note)
+        show.line(f"\nFigure: {figure}")
+
+
+def _extras(settings: "Settings | None") -> list[str]:
+    return [] if settings is None else [*settings.extras, "torch"]
+
+
+def _answer(comparison: "Comparison", figure: Path) -> dict[str, Any]:
+    runs = {name: [run.summary for run in found] for name, found in comparison.results.items()}
+    return {
+        "figure": str(figure),
+        "reference": comparison.reference,
+        "rows": comparison.rows,
+        "runs": runs,
+        "notes": comparison.notes,
+    }

@@ -1,0 +1,297 @@
+"""Runs side by side: the seeds of one configuration are one row of a table, and one line of a figure."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qafel.errors import ConfigError
+from qafel.runs.curves import SHARE, Against, Interval, against
+from qafel.runs.result import Result, data_frame, figure_of, load, main_metric, mean_std, shown
+from qafel.tables import Table, records_to_csv
+
+Pair = tuple[float, float]
+"""Mean and standard deviation."""
+MAX_HEADING = 20
+COSTS = ("uploads", "bytes_up", "bytes_down", "time")
+
+
+class Diverged(msgspec.Struct, frozen=True):
+    """A run that diverged, with its error message."""
+
+    sentence: str
+    settings: str
+    """Settings of the run as TOML."""
+
+
+Outcome = Result | Diverged
+Target = dict[str, float]
+"""What it took to reach the target: uploads, bytes up and down, time."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration: (mean, standard deviation) over its seeds that did not diverge."""
+
+    name: str
+    runs: int
+    diverged: int
+    reached: int | None
+    """How many runs reached the target; None without one."""
+    metric: str
+    """The metric that stands for the runs."""
+    metrics: dict[str, Pair]
+    """The smoothed metrics at the end."""
+    uploads: Pair
+    bytes_up: Pair
+    bytes_down: Pair
+    time: Pair
+    targets: list[Target | None]
+    """What it took each seed to reach the target for the first time."""
+    against: Against | None
+    """Against the reference; None for the reference itself."""
+
+
+class Comparison:
+    """Groups of runs beside a reference: ``rows``, ``tables()``, ``figure()``, ``frame()``, ``to_csv()``."""
+
+    def __init__(
+        self, groups: Mapping[str, Sequence[Outcome]], reference: str | None = None, share: float = SHARE
+    ) -> None:
+        if not groups:
+            raise ConfigError("there is no run to compare")
+        if not 0 < share < 1:
+            raise ConfigError(f"the level must be a share of the gain between 0 and 1, got {share}")
+        self.groups = {name: list(runs) for name, runs in groups.items()}
+        self.results = {
+            name: [run for run in runs if isinstance(run, Result)] for name, runs in self.groups.items()
+        }
+        self.reference = _reference(self.results, reference)
+        self.share = share
+        self.metric = common_metric([run for runs in self.results.values() for run in runs])
+        self.rows = [self._row(name) for name in self.groups]
+
+    def __repr__(self) -> str:
+        return f"Comparison({', '.join(f'{name}: {len(runs)}' for name, runs in self.groups.items())})"
+
+    def _row(self, name: str) -> Row:
+        runs, base = self.results[name], self.results[self.reference]
+        summaries = [run.summary for run in runs]
+        names = [
+            metric
+            for metric in (summaries[0].smoothed if summaries else ())
+            if all(metric in summary.smoothed for summary in summaries)
+        ]
+        targeted = any(summary.settings.get("target") is not None for summary in summaries)
+        known: Any = {cost: mean_std([getattr(summary, cost) for summary in summaries]) for cost in COSTS}
+        return Row(
+            name=name,
+            runs=len(self.groups[name]),
+            diverged=len(self.groups[name]) - len(runs),
+            reached=sum(summary.target is not None for summary in summaries) if targeted else None,
+            metric=summaries[0].metric if summaries else self.metric,
+            metrics={metric: mean_std([s.smoothed[metric] for s in summaries]) for metric in names},
+            targets=[summary.target for summary in summaries] if targeted else [],
+            against=against(runs, base, self.reference, self.metric, self.share)
+            if name != self.reference
+            else None,
+            **known,
+        )
+
+    def tables(self, title: str = "") -> list[Table]:
+        """What the runs reached and sent, and how they compare with the reference."""
+        first = Table.of(title or "Runs", self._columns(), self.rows)
+        compared = [row for row in self.rows if row.against is not None]
+        if not compared:
+            return [first]
+        named = {row.against.level: row.against for row in compared if row.against is not None}
+        one = next(iter(named.values()))
+        level = f"{self.metric} {shown(self.metric, one.level)}, {100 * self.share:.0f} % of the gain"
+        goal = level if len(named) == 1 else f"{100 * self.share:.0f} % of the gain in {self.metric}"
+        count = {len(row.against.seeds) for row in compared if row.against is not None}
+        seeds = f"mean of {max(count)} seeds [95 % interval]" if max(count) > 1 else "one seed"
+        short = f"÷ {self.reference if len(self.reference) <= MAX_HEADING else 'reference'}"
+        columns: Any = {
+            "run": "{.name}",
+            "uploads": lambda row: _number(row.against.uploads, 0),
+            short: lambda row: spell(row.against.ratio, "×"),
+            "MB up": lambda row: _number(row.against.mb_up, 2),
+            "times fewer up": lambda row: spell(row.against.fewer_up, "×"),
+            "MB down": lambda row: _number(row.against.mb_down, 2),
+            "times fewer down": lambda row: spell(row.against.fewer_down, "×"),
+        }
+        return [first, Table.of(f"To {goal} of {self.reference}; {seeds}", columns, compared)]
+
+    def _columns(self) -> Any:
+        columns: Any = {"run": "{.name}"}
+        if any(row.runs > 1 for row in self.rows):
+            columns["seeds"] = "{.runs}"
+        columns |= {
+            self.metric: lambda row: _spread(row.metrics.get(self.metric), row.runs, self.metric),
+            "uploads": lambda row: _pair(row.uploads, 1, 0, row.runs),
+            "MB up": lambda row: _pair(row.bytes_up, 1e-6, 2, row.runs),
+            "MB down": lambda row: _pair(row.bytes_down, 1e-6, 2, row.runs),
+            "time": lambda row: _pair(row.time, 1, 1, row.runs),
+        }
+        if any(row.reached is not None for row in self.rows):
+            columns["reached"] = lambda row: "–" if row.reached is None else f"{row.reached}/{row.runs}"
+        if any(row.diverged for row in self.rows):
+            columns["diverged"] = "{0.diverged}/{0.runs}"
+        return columns
+
+    @property
+    def notes(self) -> list[str]:
+        """What one should know about the runs."""
+        runs = [run.summary for found in self.results.values() for run in found]
+        runs.sort(key=lambda summary: -summary.concurrency["mean"])
+        return next((summary.notes for summary in runs if summary.notes), [])
+
+    def figure(self, path: str | Path | None = None) -> Any:
+        """The main metric against uploads, MB up, MB down and time: a matplotlib figure, which is also
+        written to ``path``.
+        """
+        return figure_of(self.results, self.metric, path)
+
+    def records(self) -> list[dict[str, Any]]:
+        """A flat record of numbers for each configuration, for CSV files and data frames."""
+        records = []
+        for row in self.rows:
+            record: dict[str, Any] = {"run": row.name, "seeds": row.runs, "diverged": row.diverged}
+            pairs = {**row.metrics, **{cost: getattr(row, cost) for cost in COSTS}}
+            for name, (mean, deviation) in pairs.items():
+                record |= {name: mean, f"{name} std": deviation}
+            if row.reached is not None:
+                record["reached"] = row.reached
+            if (a := row.against) is not None:
+                record |= {"reference": a.reference, "level": a.level, "uploads to level": a.uploads}
+                record |= {"MB up to level": a.mb_up, "MB down to level": a.mb_down}
+                intervals = {"uploads ratio": a.ratio, "fewer up": a.fewer_up, "fewer down": a.fewer_down}
+                for name, values in intervals.items():
+                    record |= dict(zip((name, f"{name} low", f"{name} high"), values, strict=True))
+            records.append(record)
+        return records
+
+    def frame(self) -> Any:
+        """A pandas data frame with a row for each configuration."""
+        return data_frame(self.records())
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """The records as CSV, which is also written to ``path``."""
+        text = records_to_csv(self.records())
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _repr_html_(self) -> str:
+        return "\n".join(table.html() for table in self.tables())
+
+
+def compare(
+    runs: Iterable[Result | str | Path] | Mapping[str, Result | Sequence[Result]],
+    *,
+    reference: str | None = None,
+    level: float = SHARE,
+) -> Comparison:
+    """Compare results, or run folders: those that differ only in their seed are one row.
+
+    A mapping names the rows itself. ``reference`` is the row that the others are compared with, by default
+    FedBuff's, otherwise the first. ``level`` is the share of its gain at which they are compared.
+    """
+    if isinstance(runs, Mapping):
+        named = {name: [one] if isinstance(one, Result) else list(one) for name, one in runs.items()}
+        return Comparison(named, reference, level)
+    results = [run if isinstance(run, Result) else load(run) for run in runs]
+    return Comparison(group(results), reference, level)
+
+
+def group(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by configuration: those that differ only in their seed are together."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        settings = {**result.summary.settings, "seed": None}
+        groups.setdefault(repr(sorted(settings.items(), key=str)), []).append(result)
+    for runs in groups.values():
+        seeds = [run.summary.settings.get("seed") for run in runs]
+        if len(set(seeds)) < len(seeds):
+            raise ConfigError(f"two runs of one configuration have the seed {max(seeds, key=seeds.count)}")
+    names = _names(list(groups.values()))
+    return dict(zip(names, groups.values(), strict=True))
+
+
+def _names(groups: list[list[Result]]) -> list[str]:
+    """A name for each group: what its folders have in common, or the algorithm and what else differs."""
+    folders = [[run.folder.name for run in runs if run.folder is not None] for runs in groups]
+    if all(len(names) == len(runs) for names, runs in zip(folders, groups, strict=True)):
+        common = [names[0] if len(names) == 1 else _prefix(names) for names in folders]
+        if all(common) and len(set(common)) == len(common):
+            return common
+    chosen = [runs[0].summary.settings for runs in groups]
+    return differences(chosen)
+
+
+def _prefix(names: Sequence[str]) -> str:
+    """What names begin with, without a seed."""
+    letters = itertools.takewhile(lambda some: len(set(some)) == 1, zip(*names, strict=False))
+    return re.sub(r"[-_ ]*(seed)?[-_ ]*\d*$", "", "".join(one[0] for one in letters))
+
+
+def differences(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each of some settings: the algorithm, and what differs from others of that algorithm."""
+    names = []
+    for settings in chosen:
+        rivals = [one for one in chosen if one.get("algorithm") == settings.get("algorithm")]
+        varied = [
+            key for key in settings if key != "seed" and any(one.get(key) != settings[key] for one in rivals)
+        ]
+        words = [f"{key}={settings[key]}" for key in varied]
+        names.append(", ".join([str(settings.get("algorithm", "run")), *words]))
+    return names
+
+
+def common_metric(runs: Sequence[Result]) -> str:
+    """The metric that stands for all of the runs."""
+    names = {run.summary.metric for run in runs}
+    if len(names) == 1:
+        return names.pop()
+    smoothed = [run.summary.smoothed for run in runs]
+    return main_metric(
+        [name for name in (smoothed[0] if smoothed else ()) if all(name in s for s in smoothed)]
+    )
+
+
+def _reference(results: Mapping[str, Sequence[Result]], chosen: str | None) -> str:
+    if chosen is not None:
+        if chosen not in results:
+            raise ConfigError(f"there is no run {chosen!r} to compare with; there are {', '.join(results)}")
+        return chosen
+    plain = [name for name, runs in results.items() if runs and runs[0].summary.algorithm == "fedbuff"]
+    ended = [name for name, runs in results.items() if runs]
+    return (plain if len(plain) == 1 else [*ended, *results])[0]
+
+
+def spell(values: Interval, unit: str = "") -> str:
+    """A value and its interval as text."""
+    value, low, high = values
+    if not math.isfinite(value) or value == 0:
+        return "–"
+    return f"{value:.2f}{unit}" if math.isnan(low) else f"{value:.2f}{unit} [{low:.2f}, {_number(high, 2)}]"
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:,.{digits}f}" if math.isfinite(value) else "–" if math.isnan(value) else "∞"
+
+
+def _pair(pair: Pair, unit: float, digits: int, runs: int) -> str:
+    if math.isnan(pair[0]):
+        return "–"
+    mean, spread = (f"{value * unit:,.{digits}f}" for value in pair)
+    return mean if runs == 1 or float(spread.replace(",", "")) == 0 else f"{mean} ± {spread}"
+
+
+def _spread(pair: Pair | None, runs: int, metric: str) -> str:
+    if pair is None or math.isnan(pair[0]):
+        return "–"
+    return shown(metric, pair[0]) if runs == 1 else f"{shown(metric, pair[0])} ± {shown(metric, pair[1])}"

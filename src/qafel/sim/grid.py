@@ -1,0 +1,202 @@
+"""What is run beside each other: configurations, each once per seed."""
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qafel.config import ALGORITHMS
+from qafel.errors import ConfigError, MissingExtraError
+from qafel.files import write_json
+from qafel.quantizers import registered_quantizers
+from qafel.records import provenance
+from qafel.runs import notebook
+from qafel.runs.comparison import Comparison, Outcome, group
+from qafel.runs.curves import SHARE
+from qafel.runs.result import Result, load
+from qafel.sim import PACKAGES
+from qafel.sim.batch import claim, run_all, work_folder
+from qafel.sim.processes import Tell
+from qafel.sim.settings import Settings, make_settings, read_settings
+from qafel.tasks.values import parse, unknown, unknown_setting
+from qafel.wire import fingerprint
+
+Groups = dict[str, list[Settings] | list[Result]]
+"""Runs to make, or runs that have ended, by configuration."""
+MAX_NAME = 120
+ROOT = Path("runs")
+"""Where work without a folder of its own goes."""
+
+
+def sweep(
+    vary: Mapping[str, Sequence[Any]],
+    base: Settings | str | Path | None = None,
+    *,
+    seeds: int = 1,
+    jobs: int | None = None,
+    out: str | Path | None = None,
+    reference: str | None = None,
+    level: float = SHARE,
+    tell: Tell | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Run every combination of the values in ``vary``, each with ``seeds`` seeds, and compare them.
+
+    The other settings are those of ``base`` (settings, or a TOML file) and the keywords. ``out`` is the
+    folder of the runs, by default a new one in runs/; a sweep that was interrupted continues when it is
+    called again.
+    """
+    path = Path(base) if isinstance(base, str | Path) else None
+    start = base if isinstance(base, Settings) else read_settings(path)
+    named = {name: getattr(start, name) for name in Settings.__struct_fields__} | settings
+    groups = combinations(make_settings(named), vary, seeds)
+    return run_groups(groups, "sweep", out, jobs=jobs, reference=reference, level=level, tell=tell)[0]
+
+
+def combinations(base: Settings, vary: Mapping[str, Sequence[Any]], seeds: int) -> Groups:
+    """The settings of every combination of values, named by what differs; all of them are checked."""
+    _check_seeds(seeds)
+    if not vary:
+        raise ConfigError("a sweep needs at least one setting to vary, with its values")
+    fields = {name: getattr(base, name) for name in Settings.__struct_fields__}
+    for name, values in vary.items():
+        if name == "seed":
+            raise ConfigError("seeds are not varied; give their number as seeds")
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"the values of {name} must be a list, got {values!r}")
+    groups: Groups = {}
+    for chosen in itertools.product(*vary.values()):
+        one = dict(zip(vary, chosen, strict=True))
+        label = ", ".join(_label(name, value) for name, value in one.items())
+        if label in groups:
+            raise ConfigError(f"the sweep has {label} twice")
+        settings = make_settings({**fields, **one}, "the sweep")
+        groups[label] = _with_seeds(settings, seeds)
+    return groups
+
+
+def _label(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    return text if name == "algorithm" else f"{name}={text}"
+
+
+def _with_seeds(settings: Settings, seeds: int) -> list[Settings]:
+    return [msgspec.structs.replace(settings, seed=settings.seed + k) for k in range(seeds)]
+
+
+def _check_seeds(seeds: int) -> None:
+    if seeds < 1:
+        raise ConfigError(f"seeds must be at least 1, got {seeds}")
+
+
+def parse_values(text: str) -> tuple[str, list[Any]]:
+    """A setting and its values from ``NAME=VALUE,VALUE,…``, or ``NAME=[…]`` in TOML.
+
+    A comma inside of a spec, as in ``qsgd:4,bucket=256``, does not end it.
+    """
+    name, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or not values:
+        raise ConfigError(f"values to vary are given as NAME=VALUE,VALUE,…, got {text!r}")
+    if name not in Settings.__struct_fields__:
+        raise unknown_setting(name, Settings.__struct_fields__)
+    whole = parse(values)
+    if isinstance(whole, list):
+        return name, whole
+    specs = name.endswith("_quantizer")
+    begins = re.compile(rf"({'|'.join(registered_quantizers())}|none)(:|$)" if specs else r"[A-Za-z./~]")
+    pieces: list[str] = []
+    for piece in values.split(","):
+        inside = bool(pieces) and ":" in pieces[-1] and not begins.match(piece.strip())
+        if inside:
+            pieces[-1] += f",{piece}"
+        else:
+            pieces.append(piece)
+    return name, [parse(piece.strip()) for piece in pieces]
+
+
+def select(names: Sequence[str], changes: Iterable[str], seeds: int) -> Groups:
+    """What to compare: finished runs by folder, grouped by configuration; and configs or algorithms, each
+    once per seed.
+    """
+    _check_seeds(seeds)
+    changes, ended = list(changes), [name for name in names if _is_run(name)]
+    groups: Groups = dict(group([load(name) for name in ended]))
+    for name in names:
+        path = Path(name)
+        if name in ended:
+            continue
+        if name in ALGORITHMS:
+            chosen, label = read_settings(None, [f"algorithm={name}", *changes]), name
+        elif path.is_file():
+            chosen, label = read_settings(path, changes), path.stem
+        else:
+            raise unknown("run folder, config file or algorithm", name, ALGORITHMS)
+        if label in groups:
+            raise ConfigError(f"two runs to compare are called {label}; rename one")
+        groups[label] = _with_seeds(chosen, seeds)
+    return groups
+
+
+def _is_run(name: str) -> bool:
+    path = Path(name)
+    return path.is_dir() and (name not in ALGORITHMS or (path / "summary.json").exists())
+
+
+def run_groups(
+    groups: Groups,
+    kind: str,
+    out: str | Path | None = None,
+    *,
+    jobs: int | None = None,
+    reference: str | None = None,
+    level: float = SHARE,
+    tell: Tell | None = None,
+) -> tuple[Comparison, Path]:
+    """Run what has not ended, compare everything, and write KIND.json, .csv and .png into the folder.
+
+    The folder holds one comparison: it may get more seeds, but not other settings.
+    """
+    request = {"kind": kind, "runs": {name: _described(what[0]) for name, what in groups.items()}}
+    folder = claim(Path(out) if out is not None else work_folder(ROOT, kind, request), request)
+    wanted = {
+        run_name(name, chosen.seed): chosen
+        for name, what in groups.items()
+        for chosen in what
+        if isinstance(chosen, Settings)
+    }
+    if len(wanted) < sum(isinstance(one, Settings) for what in groups.values() for one in what):
+        raise ConfigError("two configurations have the same name for their folders; rename one")
+    outcomes = run_all(wanted, folder, jobs=jobs, tell=tell or notebook.Bar())
+    found: dict[str, list[Outcome]] = {}
+    for name, what in groups.items():
+        found[name] = [
+            outcomes[run_name(name, one.seed)] if isinstance(one, Settings) else one for one in what
+        ]
+    comparison = Comparison(found, reference, level)
+    body = {"rows": comparison.rows, "reference": comparison.reference, **provenance(*PACKAGES)}
+    write_json(folder / f"{kind}.json", body)
+    comparison.to_csv(folder / f"{kind}.csv")
+    with contextlib.suppress(MissingExtraError):  # the numbers are complete without a figure
+        comparison.figure(folder / f"{kind}.png")
+    return comparison, folder
+
+
+def _described(one: Settings | Result) -> str:
+    """What a configuration is, for the request of a folder."""
+    if isinstance(one, Settings):
+        return one.to_toml()
+    return f"{one.folder or 'a result'}: {one.summary.digest}"
+
+
+def run_name(label: str, seed: int) -> str:
+    """The name of a run's folder: that of its configuration, without characters that shells and file systems
+    treat specially, and its seed.
+    """
+    name = re.sub(r"[^\w.=-]+", "-", label).strip("-.")
+    if len(name) > MAX_NAME:
+        name = f"{name[:MAX_NAME]}-{fingerprint(label.encode()):016x}"
+    return f"{name}-seed{seed}"

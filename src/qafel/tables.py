@@ -1,0 +1,92 @@
+"""Tables of text cells, and how they are written: Markdown, LaTeX, CSV, HTML."""
+
+import csv
+import html
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+Columns = Mapping[str, str | Callable[[Any], str]]
+"""The columns of a table by heading: a format of the record, like "{.size:,}", or a function of it."""
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "x̂": r"$\hat{x}$",
+    "–": "--",
+    **{sign: f"${name}$" for sign, name in zip("±×÷−≤≥√τ‖∞δω·β", (
+        r"\pm", r"\times", r"\div", "-", r"\le", r"\ge", r"\surd", r"\tau", r"\|", r"\infty", r"\delta",
+        r"\omega", r"\cdot", r"\beta",
+    ), strict=True)},
+}  # fmt: skip
+"""What LaTeX has in place of some characters."""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A table whose first column is text and whose others are numbers."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+    @classmethod
+    def of(cls, title: str, columns: Columns, records: Iterable[Any]) -> "Table":
+        """The table of some records, one in each row."""
+        rows = [
+            [cell.format(record) if isinstance(cell, str) else cell(record) for cell in columns.values()]
+            for record in records
+        ]
+        return cls(title, list(columns), rows)
+
+    def markdown(self) -> str:
+        """A Markdown table below its title."""
+        lines = [[cell.replace("|", "\\|") for cell in row] for row in [self.columns, *self.rows]]
+        rule = "|---" + "|--:" * (len(self.columns) - 1) + "|"
+        head, *body = [f"| {' | '.join(row)} |" for row in lines]
+        return "\n".join([f"**{self.title}**", "", head, rule, *body]) + "\n"
+
+    def latex(self) -> str:
+        """A LaTeX table; it needs the package booktabs."""
+        head, *body = [" & ".join(map(_latex, row)) + r" \\" for row in [self.columns, *self.rows]]
+        columns = "l" + "r" * (len(self.columns) - 1)
+        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(self.title)}}}"]
+        lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+
+    def csv(self) -> str:
+        """The cells, separated by commas, below the headings."""
+        return to_csv([self.columns, *self.rows])
+
+    def html(self) -> str:
+        """An HTML table with its title."""
+        head, *body = [[html.escape(cell) for cell in row] for row in [self.columns, *self.rows]]
+        right = ' style="text-align: right"'
+        lines = [f"<caption>{html.escape(self.title)}</caption>"]
+        lines.append("<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>")
+        for row in body:
+            cells = (f"<td{right if k else ''}>{cell}</td>" for k, cell in enumerate(row))
+            lines.append(f"<tr>{''.join(cells)}</tr>")
+        return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+
+def to_csv(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def records_to_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records as CSV, below the names of the first one."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    return to_csv([names, *([record.get(name, "") for name in names] for record in records)])
+
+
+def _latex(text: str) -> str:
+    pattern = "|".join(map(re.escape, sorted(LATEX, key=len, reverse=True)))
+    return re.sub(pattern, lambda found: LATEX[found.group()], text)
