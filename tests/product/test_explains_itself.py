@@ -6,15 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
 from command import call, call_json, check_mistake, settings, spawn
-from qafel.cli import show
 from qafel.errors import ConfigError, QafelWarning
 from qafel.extras import MODULES
 from qafel.federation.plan import Plan
@@ -127,13 +124,6 @@ def test_fedavg_samples_clients_without_replacement() -> None:
     assert all(len(set(chosen)) == len(chosen) for chosen in rounds)
 
 
-OWN = """
-from decimal import Decimal
-import numpy as np
-from qafel.quantizers import TopK, register_quantizer
-"""
-
-
 @pytest.mark.slow
 def test_an_own_quantizer_is_used_from_the_command_line(tmp_path: Path) -> None:
     example = (SOURCE.parents[1] / "examples" / "own_quantizer.py").read_text()
@@ -204,30 +194,6 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(command: list[st
         producer.stdout.read(1)
         producer.stdout.close()
         assert producer.stderr.read() == b""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["quantizers"],
-        ["settings"],
-        ["theory", "bound"],
-        ["run", *SMALL],
-        ["compare", "qafel", "fedbuff", *SMALL],
-    ],
-)
-def test_everything_fits_into_60_columns(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    screen = StringIO()
-    monkeypatch.setattr(show, "console", Console(file=screen, width=60, force_terminal=True, no_color=True))
-    monkeypatch.chdir(tmp_path)
-    call(*command)
-    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).splitlines()
-    assert len(lines) > 3
-    long = [line for line in lines if len(line.rstrip()) > 60 and not line.startswith(("Held out", "about "))]
-    assert not long
 
 
 @pytest.mark.slow

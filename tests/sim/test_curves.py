@@ -10,7 +10,8 @@ import pytest
 from qafel.errors import ConfigError
 from qafel.runs.comparison import Comparison, Diverged, compare
 from qafel.runs.curves import against
-from qafel.runs.result import Point, Result, Summary
+from qafel.runs.result import Result
+from qafel.runs.summary import Point, Summary
 
 
 def result(

@@ -32,6 +32,7 @@ Vary = Annotated[
         autocompletion=change_completions,
     ),
 ]
+Out = Annotated[Path | None, Option(help="Folder for the runs and the figure; default: a new one in runs/.")]
 AGAIN = "the same command continues"
 
 
@@ -57,9 +58,7 @@ def compare(
     jobs: Jobs = None,
     reference: Reference = None,
     level: Level = 0.95,
-    out: Annotated[
-        Path | None, Option(help="Folder for the runs and the figure; default: a new one in runs/.")
-    ] = None,
+    out: Out = None,
     form: show.FormatOption = show.Format.TEXT,
     json: show.Json = False,
 ) -> None:
@@ -81,9 +80,7 @@ def sweep(
     jobs: Jobs = None,
     reference: Reference = None,
     level: Level = 0.95,
-    out: Annotated[
-        Path | None, Option(help="Folder for the runs and the figure; default: a new one in runs/.")
-    ] = None,
+    out: Out = None,
     form: show.FormatOption = show.Format.TEXT,
     json: show.Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from qafel.cli import show
 from qafel.cli.complete import change_completions
 from qafel.errors import ConfigError
-from qafel.runs.result import main_metric, shown
+from qafel.runs.summary import main_metric, shown
 
 if TYPE_CHECKING:
     from qafel.runs.result import Result

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from qafel.cli import show
-from qafel.cli.compare import Jobs, batch_progress
+from qafel.cli.compare import Jobs, Out, batch_progress
 from qafel.cli.complete import quantizer_completions
 from qafel.cli.run import Changes
 
@@ -24,9 +24,7 @@ def tune(
     client: Annotated[list[str] | None, Tried] = None,
     server: Annotated[list[str] | None, Tried] = None,
     jobs: Jobs = None,
-    out: Annotated[
-        Path | None, Option(help="Folder for the runs and the figure; default: a new one in runs/.")
-    ] = None,
+    out: Out = None,
     form: show.FormatOption = show.Format.TEXT,
     json: show.Json = False,
 ) -> None:

@@ -9,7 +9,8 @@ from qafel.reproduce import cells, figures
 from qafel.reproduce.rows import Pair, run_cells
 from qafel.reproduce.study import Claim, Options, Study, plus_minus
 from qafel.runs.comparison import Diverged, Outcome
-from qafel.runs.result import Result, mean_std
+from qafel.runs.result import Result
+from qafel.runs.summary import mean_std
 from qafel.tables import Columns, Table
 
 TOLERANCE = 0.02

@@ -14,7 +14,8 @@ from qafel.reproduce.cells import Cell
 from qafel.reproduce.study import Options, Study, finish
 from qafel.runs.comparison import Diverged, Outcome
 from qafel.runs.curves import Against, against
-from qafel.runs.result import Result, mean_std
+from qafel.runs.result import Result
+from qafel.runs.summary import mean_std
 
 DATA = "faces"
 PAIRED = 5

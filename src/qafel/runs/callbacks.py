@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qafel.errors import ConfigError, MissingExtraError
-from qafel.runs.result import Point
+from qafel.runs.summary import Point
 
 
 class EarlyStopping:

@@ -1,8 +1,6 @@
 """Runs side by side: the seeds of one configuration are one row of a table, and one line of a figure."""
 
-import itertools
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,11 @@ import msgspec
 
 from qafel.errors import ConfigError
 from qafel.runs.curves import SHARE, Against, Interval, against
-from qafel.runs.result import Result, data_frame, figure_of, load, main_metric, mean_std, shown
-from qafel.tables import Table, records_to_csv
+from qafel.runs.groups import group
+from qafel.runs.result import Result, figure_of, load
+from qafel.runs.summary import main_metric, mean_std, shown
+from qafel.runs.tabular import Tabular
+from qafel.tables import Table
 
 Pair = tuple[float, float]
 """Mean and standard deviation."""
@@ -55,7 +56,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Against the reference; None for the reference itself."""
 
 
-class Comparison:
+class Comparison(Tabular):
     """Groups of runs beside a reference: ``rows``, ``tables()``, ``figure()``, ``frame()``, ``to_csv()``."""
 
     def __init__(
@@ -174,17 +175,6 @@ class Comparison:
             records.append(record)
         return records
 
-    def frame(self) -> Any:
-        """A pandas data frame with a row for each configuration."""
-        return data_frame(self.records())
-
-    def to_csv(self, path: str | Path | None = None) -> str:
-        """The records as CSV, which is also written to ``path``."""
-        text = records_to_csv(self.records())
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
-
     def _repr_html_(self) -> str:
         return "\n".join(table.html() for table in self.tables())
 
@@ -205,50 +195,6 @@ def compare(
         return Comparison(named, reference, level)
     results = [run if isinstance(run, Result) else load(run) for run in runs]
     return Comparison(group(results), reference, level)
-
-
-def group(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Results by configuration: those that differ only in their seed are together."""
-    groups: dict[str, list[Result]] = {}
-    for result in results:
-        settings = {**result.summary.settings, "seed": None}
-        groups.setdefault(repr(sorted(settings.items(), key=str)), []).append(result)
-    for runs in groups.values():
-        seeds = [run.summary.settings.get("seed") for run in runs]
-        if len(set(seeds)) < len(seeds):
-            raise ConfigError(f"two runs of one configuration have the seed {max(seeds, key=seeds.count)}")
-    names = _names(list(groups.values()))
-    return dict(zip(names, groups.values(), strict=True))
-
-
-def _names(groups: list[list[Result]]) -> list[str]:
-    """A name for each group: what its folders have in common, or the algorithm and what else differs."""
-    folders = [[run.folder.name for run in runs if run.folder is not None] for runs in groups]
-    if all(len(names) == len(runs) for names, runs in zip(folders, groups, strict=True)):
-        common = [names[0] if len(names) == 1 else _prefix(names) for names in folders]
-        if all(common) and len(set(common)) == len(common):
-            return common
-    chosen = [runs[0].summary.settings for runs in groups]
-    return differences(chosen)
-
-
-def _prefix(names: Sequence[str]) -> str:
-    """What names begin with, without a seed."""
-    letters = itertools.takewhile(lambda some: len(set(some)) == 1, zip(*names, strict=False))
-    return re.sub(r"[-_ ]*(seed)?[-_ ]*\d*$", "", "".join(one[0] for one in letters))
-
-
-def differences(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each of some settings: the algorithm, and what differs from others of that algorithm."""
-    names = []
-    for settings in chosen:
-        rivals = [one for one in chosen if one.get("algorithm") == settings.get("algorithm")]
-        varied = [
-            key for key in settings if key != "seed" and any(one.get(key) != settings[key] for one in rivals)
-        ]
-        words = [f"{key}={settings[key]}" for key in varied]
-        names.append(", ".join([str(settings.get("algorithm", "run")), *words]))
-    return names
 
 
 def common_metric(runs: Sequence[Result]) -> str:

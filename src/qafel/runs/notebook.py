@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from qafel.runs.result import main_metric, shown
+from qafel.runs.summary import main_metric, shown
 
 PATIENCE = 1.0
 """Seconds before a bar appears."""

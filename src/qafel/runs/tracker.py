@@ -24,7 +24,7 @@ import numpy as np
 from qafel.errors import ConfigError, DivergenceError
 from qafel.hidden import digest
 from qafel.runs.folder import RunFolder
-from qafel.runs.result import Point, Summary
+from qafel.runs.summary import Point, Summary
 from qafel.server import Accepted, Event, Server, Stepped
 from qafel.tasks.settings import Learning
 from qafel.tasks.target import parse_target

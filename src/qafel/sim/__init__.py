@@ -22,7 +22,8 @@ from qafel.runs import notebook
 from qafel.runs.callbacks import Csv, EarlyStopping, TensorBoard
 from qafel.runs.comparison import Comparison, compare
 from qafel.runs.folder import RunFolder
-from qafel.runs.result import Point, Result, Summary, load
+from qafel.runs.result import Result, load
+from qafel.runs.summary import Point, Summary
 from qafel.runs.tracker import Callback
 from qafel.sim.settings import Settings, make_settings, read_settings
 from qafel.sim.simulation import CHECKPOINT_SECONDS, Simulation

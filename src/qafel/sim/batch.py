@@ -16,7 +16,8 @@ from qafel.coding.threads import cores
 from qafel.errors import ConfigError, DivergenceError, QafelError, Stopped
 from qafel.runs.comparison import Diverged, Outcome
 from qafel.runs.folder import new_folder
-from qafel.runs.result import load, main_metric, shown
+from qafel.runs.result import load
+from qafel.runs.summary import main_metric, shown
 from qafel.sim.processes import State, Tell, in_parallel
 from qafel.sim.settings import Settings
 from qafel.sim.simulation import Simulation

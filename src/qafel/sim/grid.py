@@ -15,8 +15,9 @@ from qafel.files import write_json
 from qafel.quantizers import registered_quantizers
 from qafel.records import provenance
 from qafel.runs import notebook
-from qafel.runs.comparison import Comparison, Outcome, group
+from qafel.runs.comparison import Comparison, Outcome
 from qafel.runs.curves import SHARE
+from qafel.runs.groups import group
 from qafel.runs.result import Result, load
 from qafel.sim import PACKAGES
 from qafel.sim.batch import claim, run_all, work_folder

@@ -28,7 +28,7 @@ from qafel.coding.threads import cores
 from qafel.config import Job
 from qafel.errors import ConfigError, QafelError, QafelWarning, StateError
 from qafel.runs.folder import RunFolder
-from qafel.runs.result import crowded
+from qafel.runs.summary import crowded
 from qafel.runs.tracker import Callback, Totals, Tracker, mean_metrics, model_digest
 from qafel.server import Server, Stepped
 from qafel.sim.clock import Times

@@ -148,7 +148,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     momentum: float | None = None
     """Server momentum, β; by default 0.3, and 0 beside a server optimizer."""
     server_optimizer: str | None = None
-    """``adam:rate=0.01``, ``adagrad:…``, ``yogi:…`` or ``sgd:…``, in place of server_rate and momentum."""
+    """``adam:rate=0.01``, or ``adagrad``, ``yogi``, ``sgd``: in place of server_rate and momentum."""
     staleness_weight: str | Callable[[int], float] | None = None
     """w(τ): ``constant``, ``sqrt`` = 1/√(1 + τ), ``polynomial:a`` = (1 + τ)^−a, or a function."""
     max_staleness: int | None = None
