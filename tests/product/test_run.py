@@ -145,7 +145,7 @@ def test_compare_runs_what_is_missing_and_takes_what_is_there(tmp_path: Path) ->
     assert (tmp_path / "c" / "compare.png").stat().st_size > 10_000
     folders = [str(tmp_path / "c" / name) for name in ("qafel-seed0", "fedbuff-seed0")]
     text = call("compare", *folders, "--out", str(tmp_path / "d")).stdout
-    assert "÷ fedbuff-seed0" in text
+    assert "fedbuff-seed0 ÷ qafel-seed0" in text
     check_mistake("holds results of something else", "compare", "qafel", *chosen, "--set", "rate=7")
 
 

@@ -103,17 +103,21 @@ class Comparison(Tabular):
         )
 
     def tables(self, title: str = "") -> list[Table]:
-        """What the runs reached and sent, and how they compare with the reference."""
+        """What the runs reached and sent; and, with several seeds, how they compare with the reference.
+
+        One seed is too few to compare curves: then the first table has the ratios of whole runs.
+        """
         first = Table.of(title or "Runs", self._columns(), self.rows)
-        compared = [row for row in self.rows if row.against is not None]
+        compared = [row for row in self.rows if row.against is not None and len(row.against.seeds) > 1]
         if not compared:
+            first.rows.extend(self._ratios(len(first.columns)))
             return [first]
         named = {row.against.level: row.against for row in compared if row.against is not None}
         one = next(iter(named.values()))
         level = f"{self.metric} {shown(self.metric, one.level)}, {100 * self.share:.0f} % of the gain"
         goal = level if len(named) == 1 else f"{100 * self.share:.0f} % of the gain in {self.metric}"
         count = {len(row.against.seeds) for row in compared if row.against is not None}
-        seeds = f"mean of {max(count)} seeds [95 % interval]" if max(count) > 1 else "one seed"
+        seeds = f"mean of {max(count)} seeds [95 % interval]"
         short = f"÷ {self.reference if len(self.reference) <= MAX_HEADING else 'reference'}"
         columns: Any = {
             "run": "{.name}",
@@ -125,6 +129,19 @@ class Comparison(Tabular):
             "times fewer down": lambda row: spell(row.against.fewer_down, "×"),
         }
         return [first, Table.of(f"To {goal} of {self.reference}; {seeds}", columns, compared)]
+
+    def _ratios(self, columns: int) -> list[list[str]]:
+        """For each of the other rows, what the reference has of uploads, MB and time over what it has."""
+        base = next(row for row in self.rows if row.name == self.reference)
+        lines = []
+        for row in self.rows:
+            if row is not base and row.runs > row.diverged:
+                pairs = [(getattr(base, cost)[0], getattr(row, cost)[0]) for cost in COSTS]
+                cells = [f"{a / b:.2f}×" if b and math.isfinite(a / b) else "–" for a, b in pairs]
+                before = ["", ""] if any(one.runs > 1 for one in self.rows) else [""]
+                line = [f"{self.reference} ÷ {row.name}", *before, *cells]
+                lines.append(line + [""] * (columns - len(line)))
+        return lines
 
     def _columns(self) -> Any:
         columns: Any = {"run": "{.name}"}
