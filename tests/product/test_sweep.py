@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from command import call, call_json, check_mistake, settings
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, QafelError
 from qafel.sim import sweep
 from qafel.sim.grid import combinations, parse_values, run_name
-from qafel.sim.settings import Settings
 
 BASE = settings(
     data="digits", model="mlp", partition="dirichlet:1", clients=60, rate=20, uploads=300, evaluate_every=100
@@ -69,7 +69,7 @@ def test_a_sweep_without_anything_to_vary_gets_one_sentence(tmp_path: Path) -> N
 
 
 def test_every_combination_is_checked_and_named() -> None:
-    groups = combinations(Settings(), {"algorithm": ["qafel", "fedbuff"], "buffer_size": [5, 10]}, 2)
+    groups = combinations({}, {"algorithm": ["qafel", "fedbuff"], "buffer_size": [5, 10]}, 2)
     assert list(groups) == [f"{name}, buffer_size={k}" for name in ("qafel", "fedbuff") for k in (5, 10)]
     assert [one.seed for one in groups["qafel, buffer_size=5"]] == [0, 1]  # type: ignore[union-attr]
     assert (
@@ -182,3 +182,62 @@ def end_of_children(folder: Path) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX)  # waits
         finally:
             os.close(handle)
+
+
+@pytest.mark.slow
+def test_other_data_in_the_same_file_is_not_taken_for_the_same(tmp_path: Path) -> None:
+    def write(seed: int) -> None:
+        chance = np.random.default_rng(seed)
+        x = chance.standard_normal((200, 4)).astype(np.float32)
+        np.savez(tmp_path / "mine.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
+
+    chosen = settings(data=tmp_path / "mine.npz", model="softmax", clients=10, rate=5, uploads=40)
+    command = ["sweep", *chosen, "--vary", "epochs=1,2", "--out", str(tmp_path / "s")]
+    write(0)
+    call(*command)
+    call(*command)
+    write(1)
+    check_mistake("another model, other data or other training", *command)
+
+
+@pytest.mark.slow
+def test_a_function_that_changed_is_noticed_and_one_that_did_not_is_not(tmp_path: Path) -> None:
+    fixed: dict[str, Any] = {"data": "digits", "model": "softmax", "uploads": 40, "rate": 5, "out": tmp_path}
+    sweep({"epochs": [1, 2]}, staleness_weight=lambda tau: 1.0, **fixed)
+    sweep({"epochs": [1, 2]}, staleness_weight=lambda tau: 1.0, **fixed)
+    with pytest.raises(ConfigError, match="another model, other data or other training"):
+        sweep({"epochs": [1, 2]}, staleness_weight=lambda tau: 0.01, **fixed)
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_does_not_stop_the_others_and_objects_have_names(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"data": "digits", "uploads": 40, "rate": 5}
+    with pytest.raises(QafelError, match="model=mpl-seed0: unknown model 'mpl'"):
+        sweep({"model": ["mpl", "softmax"]}, out=tmp_path / "a", **small)
+    assert (tmp_path / "a" / "model=softmax-seed0" / "summary.json").exists()
+    weights = {"none": lambda tau: 1.0, "half": lambda tau: 0.5}
+    named = sweep({"staleness_weight": weights}, model="softmax", out=tmp_path / "b", **small)
+    assert list(named.groups) == ["staleness_weight=none", "staleness_weight=half"]
+
+
+def test_what_cannot_be_compared_is_said_before_anything_runs(tmp_path: Path) -> None:
+    command = ["sweep", *BASE, *RATES, "--out", str(tmp_path / "s")]
+    check_mistake("a share of the gain between 0 and 1, got 95", *command, "--level", "95")
+    check_mistake("there is no run to compare with 'fedbuf'", *command, "--reference", "fedbuf")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "sweep.csv").write_text("precious")
+    check_mistake(
+        "is not empty; choose another folder", "sweep", *BASE, *RATES, "--out", str(tmp_path / "full")
+    )
+    assert not (tmp_path / "s").exists()
+
+
+def test_settings_that_need_each_other_can_be_varied() -> None:
+    groups = combinations({"arrivals": "refill"}, {"concurrency": [10, 20]}, 1)
+    assert list(groups) == ["concurrency=10", "concurrency=20"]
+    many = combinations(
+        {}, {"local_rate": np.logspace(-3, -1, 3), "loss": [lambda o, t: o, lambda o, t: t]}, 1
+    )
+    assert list(many)[:2] == [
+        "local_rate=0.001, loss=<lambda> #1", "local_rate=0.001, loss=<lambda> #2",
+    ]  # fmt: skip

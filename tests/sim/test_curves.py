@@ -109,14 +109,16 @@ def test_only_seeds_that_both_have_are_compared() -> None:
     assert against(mine, [result(rising(0.04), seed=9)], "base", "accuracy") is None
 
 
-def test_a_run_that_ended_at_its_target_counts_with_its_last_value() -> None:
-    early, late = rising(0.04)[:11], rising(0.02)[:21]
+def test_a_mean_curve_goes_as_far_as_all_of_its_runs_do() -> None:
+    early, late = rising(0.04)[:11], rising(0.02)[:21]  # both end when they reach 0.9
     base = [result(early, seed=0), result(late, seed=1)]
     found = against(base, base, "base", "accuracy")
     assert found is not None
-    assert found.ratio[0] == pytest.approx(1.0)
-    assert 1000 < found.uploads < 2000
+    assert list(found.ratio) == pytest.approx([1.0, 1.0, 1.0])
+    assert found.level == pytest.approx(0.5 + 0.95 * 0.285)  # the mean of both, at 900 and 1,000 uploads
+    assert found.uploads < 1000
     assert found.mb_up == pytest.approx(found.uploads * 1000 / 1e6)
+    assert found.by_seed[1] == pytest.approx(1353.75)  # beyond 1,000, where the other one has ended
 
 
 def test_a_reference_that_learned_nothing_is_no_measure() -> None:
@@ -195,3 +197,59 @@ def test_records_are_flat_numbers_for_a_frame_and_a_csv_file() -> None:
     assert comparison.to_csv().splitlines()[0].startswith("run,seeds,diverged,accuracy,accuracy std")
     assert "<td" in comparison._repr_html_()
     assert msgspec.json.encode(comparison.rows)
+
+
+def test_from_five_seeds_on_the_interval_holds_the_ratio_as_often_as_it_says() -> None:
+    chance = np.random.default_rng(1)
+
+    def group(tempo: float) -> list[Result]:
+        runs = []
+        for seed in range(5):
+            own = tempo * math.exp(0.2 * chance.standard_normal())  # seeds differ by a fifth
+            curve = 0.9 - 0.4 * np.exp(-np.arange(61) / own) + chance.normal(0, 0.005, 61)
+            runs.append(result(curve.tolist(), seed=seed))
+        return runs
+
+    found = [against(group(10), group(8), "base", "accuracy") for _ in range(100)]
+    held = sum(one is not None and one.ratio[1] <= 1.25 <= one.ratio[2] for one in found)
+    assert held >= 90
+
+
+def test_a_reference_that_got_worse_is_no_measure() -> None:
+    falling = [result([0.5 - 0.002 * k for k in range(41)], seed=s, algorithm="fedbuff") for s in (0, 1)]
+    rising_ = [result(rising(0.02), seed=s) for s in (0, 1)]
+    assert against(rising_, falling, "fedbuff", "accuracy") is None
+    comparison = compare({"qafel": rising_, "fedbuff": falling})
+    assert len(comparison.tables()) == 1
+
+
+def test_a_metric_that_is_not_a_number_stops_no_comparison() -> None:
+    comparison = compare([result([math.nan] * 5, seed=seed, metric="auc") for seed in (0, 1)])
+    assert math.isnan(comparison.rows[0].metrics["auc"][0])
+    assert "–" in comparison.tables()[0].markdown()
+
+
+def test_runs_without_a_metric_in_common_get_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="no metric in common; they measured accuracy and mse"):
+        compare({"a": result(rising(0.02)), "b": result(rising(0.02), metric="mse")})
+    with pytest.raises(ConfigError, match="is a Result or its folder, got float"):
+        compare({"a": [1.0]})
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        compare("nowhere")
+
+
+def test_different_functions_are_different_configurations() -> None:
+    runs = [result(rising(0.02), seed=seed) for seed in (0, 1)]
+    object.__setattr__(runs[1], "summary", msgspec.structs.replace(runs[1].summary, functions="other"))
+    assert list(compare(runs).groups) == ["qafel", "qafel (2)"]
+    numbers = [result(rising(0.02), seed=0, rate=100), result(rising(0.02), seed=1, rate=100.0)]
+    assert list(compare(numbers).groups) == ["qafel"]
+
+
+def test_a_row_that_cannot_be_compared_is_named() -> None:
+    groups: Any = {
+        "fedbuff": [result(rising(0.04), seed=s, algorithm="fedbuff") for s in (0, 1)],
+        "qafel": [result(rising(0.02), seed=s) for s in (0, 1)],
+        "other": [result(rising(0.02), seed=7)],
+    }
+    assert any("other is not compared" in note for note in compare(groups).notes)

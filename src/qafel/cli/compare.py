@@ -91,6 +91,7 @@ def sweep(
     from qafel import sim
     from qafel.errors import ConfigError
     from qafel.sim import grid
+    from qafel.tasks.values import read_values
 
     values: dict[str, list[Any]] = {}
     for text in vary:
@@ -100,7 +101,7 @@ def sweep(
         values[name] = found
     if not values:
         raise ConfigError("a sweep needs --vary NAME=VALUE,VALUE,…")
-    wanted = grid.combinations(sim.read_settings(config, change or ()), values, seeds)
+    wanted = grid.combinations(read_values(sim.Settings, config, change or ()), values, seeds)
     _compare("sweep", wanted, out, form, json, jobs=jobs, reference=reference, level=level)
 
 
@@ -115,13 +116,16 @@ def demo(
     Example: qafel demo --uploads 1000 --out runs/demo
     """
     from qafel.runs.folder import new_folder
-    from qafel.sim import Settings
+    from qafel.sim import Settings, grid
+    from qafel.sim.batch import work_folder
 
     shared = Settings(uploads=uploads, seed=seed, evaluate_every=min(250, uploads))
     wanted: Groups = {
         name: [msgspec.structs.replace(shared, algorithm=name)] for name in ("qafel", "fedbuff")
     }
-    folder = out or new_folder(Path("runs"), "demo")
+    folder = out or work_folder(grid.ROOT, "demo", grid.request("demo", wanted))
+    if out is None and (folder / "demo.json").exists():  # it has ended: this is another one
+        folder = new_folder(grid.ROOT, "demo")
     _compare("demo", wanted, folder, show.Format.TEXT, json, title=f"Smiling or not: {uploads:,} uploads")
 
 

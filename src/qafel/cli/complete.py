@@ -55,9 +55,11 @@ def setting_completions(incomplete: str) -> Iterator[str]:
 
 def run_completions(incomplete: str) -> Iterator[str]:
     """Algorithms, config files and run folders."""
+    import glob
     from pathlib import Path
 
     from qafel.config import ALGORITHMS
 
-    found = [str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix == ".toml"]
+    paths = glob.glob(f"{glob.escape(incomplete)}*")  # noqa: PTH207
+    found = [path for path in paths if Path(path).is_dir() or path.endswith(".toml")]
     yield from (name for name in [*ALGORITHMS, *found] if name.startswith(incomplete))

@@ -9,7 +9,7 @@ import msgspec
 
 from qafel.errors import ConfigError
 from qafel.runs.curves import SHARE, Against, Interval, against
-from qafel.runs.groups import group
+from qafel.runs.groups import check_seeds, group
 from qafel.runs.result import Result, figure_of, load
 from qafel.runs.summary import main_metric, mean_std, shown
 from qafel.runs.tabular import Tabular
@@ -27,9 +27,13 @@ class Diverged(msgspec.Struct, frozen=True):
     sentence: str
     settings: str
     """Settings of the run as TOML."""
+    functions: str = ""
+    """The fingerprint of its functions."""
 
 
 Outcome = Result | Diverged
+Run = Result | str | Path
+"""A result, or the folder of a run that has ended."""
 Target = dict[str, float]
 """What it took to reach the target: uploads, bytes up and down, time."""
 
@@ -64,8 +68,7 @@ class Comparison(Tabular):
     ) -> None:
         if not groups:
             raise ConfigError("there is no run to compare")
-        if not 0 < share < 1:
-            raise ConfigError(f"the level must be a share of the gain between 0 and 1, got {share}")
+        check_level(share)
         self.groups = {name: list(runs) for name, runs in groups.items()}
         self.results = {
             name: [run for run in runs if isinstance(run, Result)] for name, runs in self.groups.items()
@@ -116,11 +119,10 @@ class Comparison(Tabular):
         one = next(iter(named.values()))
         level = f"{self.metric} {shown(self.metric, one.level)}, {100 * self.share:.0f} % of the gain"
         goal = level if len(named) == 1 else f"{100 * self.share:.0f} % of the gain in {self.metric}"
-        count = {len(row.against.seeds) for row in compared if row.against is not None}
-        seeds = f"mean of {max(count)} seeds [95 % interval]"
         short = f"÷ {self.reference if len(self.reference) <= MAX_HEADING else 'reference'}"
         columns: Any = {
             "run": "{.name}",
+            "seeds": lambda row: str(len(row.against.seeds)),
             "uploads": lambda row: _number(row.against.uploads, 0),
             short: lambda row: spell(row.against.ratio, "×"),
             "MB up": lambda row: _number(row.against.mb_up, 2),
@@ -128,7 +130,10 @@ class Comparison(Tabular):
             "MB down": lambda row: _number(row.against.mb_down, 2),
             "times fewer down": lambda row: spell(row.against.fewer_down, "×"),
         }
-        return [first, Table.of(f"To {goal} of {self.reference}; {seeds}", columns, compared)]
+        return [
+            first,
+            Table.of(f"To {goal} of {self.reference}; mean curves [95 % interval]", columns, compared),
+        ]
 
     def _ratios(self, columns: int) -> list[list[str]]:
         """For each of the other rows, what the reference has of uploads, MB and time over what it has."""
@@ -165,7 +170,14 @@ class Comparison(Tabular):
         """What one should know about the runs."""
         runs = [run.summary for found in self.results.values() for run in found]
         runs.sort(key=lambda summary: -summary.concurrency["mean"])
-        return next((summary.notes for summary in runs if summary.notes), [])
+        crowded = next((summary.notes for summary in runs if summary.notes), [])
+        common = {row.name: len(row.against.seeds) if row.against else 0 for row in self.rows}
+        lost = [
+            f"{name} is not compared: {count} of its seeds ended as {self.reference}'s did"
+            for name, count in common.items()
+            if max(common.values()) > 1 > count - 1 and name != self.reference
+        ]
+        return crowded + lost
 
     def figure(self, path: str | Path | None = None) -> Any:
         """The main metric against uploads, MB up, MB down and time: a matplotlib figure, which is also
@@ -196,8 +208,14 @@ class Comparison(Tabular):
         return "\n".join(table.html() for table in self.tables())
 
 
+def check_level(share: float) -> None:
+    """Raise ConfigError for a level that is no share of the gain."""
+    if not 0 < share < 1:
+        raise ConfigError(f"the level must be a share of the gain between 0 and 1, got {share}")
+
+
 def compare(
-    runs: Iterable[Result | str | Path] | Mapping[str, Result | Sequence[Result]],
+    runs: Iterable[Run] | Mapping[str, Run | Sequence[Run]],
     *,
     reference: str | None = None,
     level: float = SHARE,
@@ -208,21 +226,33 @@ def compare(
     FedBuff's, otherwise the first. ``level`` is the share of its gain at which they are compared.
     """
     if isinstance(runs, Mapping):
-        named = {name: [one] if isinstance(one, Result) else list(one) for name, one in runs.items()}
+        named = {name: [_loaded(run) for run in _listed(some)] for name, some in runs.items()}
+        for some in named.values():
+            check_seeds(some)
         return Comparison(named, reference, level)
-    results = [run if isinstance(run, Result) else load(run) for run in runs]
-    return Comparison(group(results), reference, level)
+    return Comparison(group([_loaded(run) for run in _listed(runs)]), reference, level)
+
+
+def _listed(runs: Any) -> list[Any]:
+    return [runs] if isinstance(runs, Result | str | Path) else list(runs)
+
+
+def _loaded(run: Any) -> Result:
+    if isinstance(run, Result):
+        return run
+    if isinstance(run, str | Path):
+        return load(run)
+    raise ConfigError(f"a run to compare is a Result or its folder, got {type(run).__name__}")
 
 
 def common_metric(runs: Sequence[Result]) -> str:
     """The metric that stands for all of the runs."""
-    names = {run.summary.metric for run in runs}
-    if len(names) == 1:
-        return names.pop()
-    smoothed = [run.summary.smoothed for run in runs]
-    return main_metric(
-        [name for name in (smoothed[0] if smoothed else ()) if all(name in s for s in smoothed)]
-    )
+    names, smoothed = {run.summary.metric for run in runs}, [run.summary.smoothed for run in runs]
+    shared = [name for name in (smoothed[0] if smoothed else ()) if all(name in one for one in smoothed)]
+    if smoothed and not shared:
+        measured = " and ".join(sorted({", ".join(one) or "nothing" for one in smoothed}))
+        raise ConfigError(f"the runs have no metric in common; they measured {measured}")
+    return names.pop() if len(names) == 1 and names <= set(shared) else main_metric(shared)
 
 
 def _reference(results: Mapping[str, Sequence[Result]], chosen: str | None) -> str:

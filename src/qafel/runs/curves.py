@@ -3,22 +3,24 @@
 The smoothed evaluations of each run are a curve against uploads. A group of runs has the mean of the curves
 of its seeds. Two groups are compared on the seeds that both have: at how many uploads do their mean curves
 cross a level below the plateau, where the reference has made 95 % of its gain? The answer is a ratio of
-uploads, and of bytes, with a bootstrap interval over the seeds. First crossings of single runs are noise near
-a plateau; they are kept beside it.
+uploads, and of bytes, with a bootstrap interval over the seeds, widened where they are few. First crossings
+of single runs are noise near a plateau; they are kept beside it.
 
 The gain of the reference is the distance from its first evaluation to the mean of the last tenth of its
-curve. A run that has ended, at its target for example, counts with its last evaluation from then on, and
-with its bytes per upload.
+curve. A mean curve goes as far as all of its runs do: runs that end at a target make it short.
 """
 
+import functools
+import math
 from collections.abc import Sequence
-from typing import Any
+from statistics import NormalDist
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from qafel.runs.result import Result
+from qafel.tasks.target import parse_target
 
 SHARE = 0.95
 """The level: this share of the reference's gain."""
@@ -59,22 +61,22 @@ class Against(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Curves:
-    """The curves of some runs at the same places."""
+    """The curves of some runs at the same places, as far as all of them go."""
 
-    def __init__(self, runs: Sequence[Result], metric: str, places: Floats) -> None:
-        rows = []
+    def __init__(self, runs: Sequence[Result], metric: str) -> None:
+        self.end = min(run.points[-1].uploads for run in runs)
+        every = np.unique([float(point.uploads) for run in runs for point in run.points])
+        places = every[every <= self.end]
+        if len(places) > MAX_PLACES:
+            places = np.linspace(places[0], places[-1], MAX_PLACES)
+        columns: list[list[Floats]] = [[], [], []]
         for run in runs:
-            points = run.points
-            xs = np.array([point.uploads for point in points], float)
-            value = np.interp(places, xs, [point.smoothed[metric] for point in points])
-            sent = [
-                np.interp(places, xs, [getattr(p, n) for p in points]) for n in ("bytes_up", "bytes_down")
-            ]
-            beyond = np.maximum(1.0, places / max(1.0, xs[-1]))
-            rows.append([value, *(column * beyond / 1e6 for column in sent)])
+            xs = [float(point.uploads) for point in run.points]
+            values = [(p.smoothed[metric], p.bytes_up / 1e6, p.bytes_down / 1e6) for p in run.points]
+            for column, ys in zip(columns, zip(*values, strict=True), strict=True):
+                column.append(np.interp(places, xs, ys))
         self.places = places
-        self.value, self.up, self.down = (np.array(column) for column in zip(*rows, strict=True))
-        self.end = max(run.points[-1].uploads for run in runs)
+        self.value, self.up, self.down = (np.array(column) for column in columns)
 
     def crossing(self, weights: Floats, level: Floats, sign: Floats) -> tuple[Floats, Floats, Floats]:
         """Where the weighted mean curves first reach their levels: (uploads, MB up, MB down)."""
@@ -98,37 +100,34 @@ class _Curves:
 def against(
     mine: Sequence[Result], reference: Sequence[Result], name: str, metric: str, share: float = SHARE
 ) -> Against | None:
-    """Compare two groups of runs; None if they have no seed in common, or the reference gained nothing."""
+    """Compare two groups of runs; None if they have no seed in common, or the reference learned nothing."""
     theirs = {_seed(run): run for run in reference if run.points}
     pairs = {_seed(run): (run, theirs[_seed(run)]) for run in mine if run.points and _seed(run) in theirs}
     seeds = sorted(pairs)
     if not seeds:
         return None
     sides = [[pairs[seed][k] for seed in seeds] for k in (0, 1)]
-    places = _places([run for side in sides for run in side])
-    ours, base = (_Curves(side, metric, places) for side in sides)
+    ours, base = (_Curves(side, metric) for side in sides)
     count = len(seeds)
     draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
-    weights = np.concatenate([np.full((1, count), 1 / count), np.eye(count), draws])
+    weights = np.concatenate([np.full((1, count), 1 / count), draws])  # first all seeds, then resamples
     curves = weights @ base.value
-    tail = (places >= TAIL * base.end) & (places <= base.end)
-    gain = curves[:, tail].mean(1) - curves[:, 0]
-    if gain[0] == 0 or not np.isfinite(gain[0]):
+    gain = curves[:, base.places >= TAIL * base.end].mean(1) - curves[:, 0]
+    better = _direction(metric, sides[1][0].summary.settings.get("target"))
+    if gain[0] == 0 or not np.isfinite(gain[0]) or gain[0] * better < 0:
         return None
     level, sign = curves[:, 0] + share * gain, np.sign(gain)
-    fixed = np.arange(len(weights)) <= count  # single seeds are held against the level of all of them
-    level[fixed], sign[fixed] = level[0], sign[0]
     uploads, up, down = ours.crossing(weights, level, sign)
     base_uploads, base_up, base_down = base.crossing(weights, level, sign)
-    many = slice(1 + count, None)
 
     def interval(a: Floats, b: Floats) -> Interval:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = a / b
-        spread = ratios[many][~np.isnan(ratios[many])]
+        spread = ratios[1:][~np.isnan(ratios[1:])]
         if count < 2 or not len(spread):
             return float(ratios[0]), float("nan"), float("nan")
-        low, high = np.quantile(spread, 0.025, method="lower"), np.quantile(spread, 0.975, method="higher")
+        tail = tail_share(count)
+        low, high = np.quantile(spread, tail, method="lower"), np.quantile(spread, 1 - tail, method="higher")
         return float(ratios[0]), float(low), float(high)
 
     return Against(
@@ -144,20 +143,41 @@ def against(
         fewer_up=interval(base_up, up),
         fewer_down=interval(base_down, down),
         share_of_bytes=float((up[0] + down[0]) / (base_up[0] + base_down[0])),
-        by_seed=_known(uploads[1 : 1 + count]),
-        reference_by_seed=_known(base_uploads[1 : 1 + count]),
+        by_seed=[_crossing(run, metric, level[0], sign[0]) for run in sides[0]],
+        reference_by_seed=[_crossing(run, metric, level[0], sign[0]) for run in sides[1]],
     )
+
+
+@functools.cache
+def tail_share(count: int) -> float:
+    """The share of resamples below a 95 % interval from ``count`` seeds.
+
+    The plain percentiles, 2.5 % on each side, are too narrow for few seeds: they take no account of Student's
+    distribution, nor of the spread of resamples being smaller by √((n − 1)/n). This share makes up for both.
+    """
+    freedom = count - 1
+    angles = np.linspace(
+        0.0, np.pi / 2, 20_001
+    )  # t = √freedom·tan(angle) has a density of cos(angle)^(f − 1)
+    weights = np.cos(angles) ** (freedom - 1)
+    below = 0.5 + 0.5 * np.cumsum(weights) / weights.sum()
+    quantile = math.sqrt(freedom) * math.tan(float(np.interp(0.975, below, angles)))
+    return NormalDist().cdf(-math.sqrt(count / freedom) * quantile)
+
+
+def _direction(metric: str, goal: float | str | None) -> int:
+    """1 if more of a metric is better, −1 if less is, 0 if that is not known."""
+    target = parse_target(goal)
+    if target is not None and target.metric == metric:
+        return 1 if target.above else -1
+    return {"accuracy": 1, "loss": -1}.get(metric, 0)
 
 
 def _seed(run: Result) -> int:
     return int(run.summary.settings.get("seed", 0))
 
 
-def _places(runs: Sequence[Result]) -> Floats:
-    """The uploads at which any of the runs was evaluated; if they are too many, evenly spread ones."""
-    places = np.unique([float(point.uploads) for run in runs for point in run.points])
-    return places if len(places) <= MAX_PLACES else np.linspace(places[0], places[-1], MAX_PLACES)
-
-
-def _known(values: Any) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]
+def _crossing(run: Result, metric: str, level: float, sign: float) -> float | None:
+    """Where the curve of one run first reaches a level; None: nowhere."""
+    uploads, _, _ = _Curves([run], metric).crossing(np.ones((1, 1)), np.array([level]), np.array([sign]))
+    return float(uploads[0]) if np.isfinite(uploads[0]) else None

@@ -1,6 +1,7 @@
 """Runs by configuration: those that differ only in their seed belong together."""
 
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,14 +14,31 @@ def group(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Results by configuration: those that differ only in their seed are together."""
     groups: dict[str, list[Result]] = {}
     for result in results:
-        settings = {**result.summary.settings, "seed": None}
-        groups.setdefault(repr(sorted(settings.items(), key=str)), []).append(result)
+        groups.setdefault(_key(result), []).append(result)
     for runs in groups.values():
-        seeds = [run.summary.settings.get("seed") for run in runs]
-        if len(set(seeds)) < len(seeds):
-            raise ConfigError(f"two runs of one configuration have the seed {max(seeds, key=seeds.count)}")
+        check_seeds(runs)
     names = _names(list(groups.values()))
+    for k, name in enumerate(names):
+        if name in names[:k]:
+            names[k] = next(one for n in itertools.count(2) if (one := f"{name} ({n})") not in names)
     return dict(zip(names, groups.values(), strict=True))
+
+
+def check_seeds(runs: Sequence[Result]) -> None:
+    """Raise ConfigError if two runs of a configuration have the same seed."""
+    seeds = [run.summary.settings.get("seed") for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(
+            f"two runs of one configuration have the seed {max(seeds, key=seeds.count)}; if they differ, "
+            "name them: compare({name: [results]})"
+        )
+
+
+def _key(result: Result) -> str:
+    """What runs of one configuration have in common."""
+    settings = {name: value for name, value in result.summary.settings.items() if value is not None}
+    whole = {name: float(v) if isinstance(v, int) else v for name, v in settings.items() if name != "seed"}
+    return json.dumps([whole, result.summary.functions, result.summary.size], sort_keys=True)
 
 
 def _names(groups: list[list[Result]]) -> list[str]:
@@ -30,8 +48,7 @@ def _names(groups: list[list[Result]]) -> list[str]:
         common = [names[0] if len(names) == 1 else _prefix(names) for names in folders]
         if all(common) and len(set(common)) == len(common):
             return common
-    chosen = [runs[0].summary.settings for runs in groups]
-    return differences(chosen)
+    return _differences([runs[0].summary.settings for runs in groups])
 
 
 def _prefix(names: Sequence[str]) -> str:
@@ -40,14 +57,13 @@ def _prefix(names: Sequence[str]) -> str:
     return re.sub(r"[-_ ]*(seed)?[-_ ]*\d*$", "", "".join(one[0] for one in letters))
 
 
-def differences(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differences(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
     """A name for each of some settings: the algorithm, and what differs from others of that algorithm."""
     names = []
     for settings in chosen:
         rivals = [one for one in chosen if one.get("algorithm") == settings.get("algorithm")]
-        varied = [
-            key for key in settings if key != "seed" and any(one.get(key) != settings[key] for one in rivals)
-        ]
+        keys = [key for key in settings if key != "seed"]
+        varied = [key for key in keys if any(one.get(key) != settings[key] for one in rivals)]
         words = [f"{key}={settings[key]}" for key in varied]
         names.append(", ".join([str(settings.get("algorithm", "run")), *words]))
     return names

@@ -65,7 +65,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """The digests of the final model and hidden state."""
     fingerprint: str = ""
-    """That of the data, the model and the training."""
+    """That of the data, the model and the training with this seed."""
+    functions: str = ""
+    """That of the functions that have no name to import them by."""
     held_out: str = ""
     """Which samples the metrics were measured on."""
     settings: dict[str, Any]
@@ -114,7 +116,7 @@ def main_metric(names: Iterable[str]) -> str:
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; 0 for one value, NaN for none."""
-    if not values:
+    """Mean and sample standard deviation; 0 for one value, NaN for none or where one is not finite."""
+    if not values or not all(map(math.isfinite, values)):
         return math.nan, math.nan
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

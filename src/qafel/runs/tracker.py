@@ -232,6 +232,7 @@ class Tracker:
             digest=model_digest(server),
             held_out=held_out,
             fingerprint=fingerprint,
+            functions=settings.functions,
             settings=settings.values(),
             provenance=provenance,
         )

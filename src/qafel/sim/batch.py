@@ -16,7 +16,7 @@ from qafel.coding.threads import cores
 from qafel.errors import ConfigError, DivergenceError, QafelError, Stopped
 from qafel.runs.comparison import Diverged, Outcome
 from qafel.runs.folder import new_folder
-from qafel.runs.result import load
+from qafel.runs.result import Result, load
 from qafel.runs.summary import main_metric, shown
 from qafel.sim.processes import State, Tell, in_parallel
 from qafel.sim.settings import Settings
@@ -24,6 +24,7 @@ from qafel.sim.simulation import Simulation
 from qafel.tasks.settings import FUNCTIONS
 from qafel.tasks.values import PYTHON
 
+REQUEST = "request.json"
 STEP = 50
 """Uploads between two messages about the progress of a run."""
 
@@ -41,10 +42,11 @@ def run_all(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {out} ({error.strerror}); choose another folder") from error
+    for name, chosen in wanted.items():
+        _check_config(chosen, out / name)
     ended = {name: _finished(out / name, chosen) for name, chosen in wanted.items()}
+    _check_same(wanted, ended)
     todo = [name for name, outcome in ended.items() if outcome is None]
-    for name in todo:
-        _check_config(wanted[name], out / name)
     workers = max(1, cores() // max(1, min(jobs, len(todo))))
     tasks = {name: partial(_one, wanted[name], out / name, workers) for name in todo}
     share = {name: 0.0 if outcome is None else 1.0 for name, outcome in ended.items()}
@@ -70,25 +72,46 @@ def _finished(folder: Path, chosen: Settings) -> Outcome | None:
     """The outcome of a run in a folder; None if it has not ended. ConfigError if it is of other settings."""
     file = folder.with_name(folder.name + ".diverged")
     if file.exists():
-        diverged = msgspec.json.decode(file.read_bytes(), type=Diverged)
-        if diverged.settings != chosen.to_toml():
-            raise ConfigError(f"{file} belongs to a run with other settings; choose another folder")
+        try:
+            diverged = msgspec.json.decode(file.read_bytes(), type=Diverged)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{file} is damaged ({error}); delete it, and the run is made again") from None
+        if (diverged.settings, diverged.functions) != (chosen.to_toml(), chosen.functions):
+            raise ConfigError(
+                f"{file} belongs to a run with other settings or functions; delete it, or choose another "
+                "folder"
+            )
         return diverged
-    if not (folder / "summary.json").exists():
-        return None
-    _check_config(chosen, folder)
-    result = load(folder)
-    if PYTHON in chosen.to_toml() and result.summary.fingerprint != f"{chosen.learner().fingerprint:016x}":
-        raise ConfigError(
-            f"{folder} holds a run with another model, other data or other training; choose another folder"
-        )
-    return result
+    return load(folder) if (folder / "summary.json").exists() else None
+
+
+def _check_same(wanted: Mapping[str, Settings], ended: Mapping[str, Outcome | None]) -> None:
+    """Raise ConfigError if runs that have ended had other functions, another model or other data.
+
+    Where data or functions may have changed, the training of the first seed of each configuration is probed.
+    """
+    probed = set()
+    for name, outcome in ended.items():
+        chosen = wanted[name]
+        named = isinstance(chosen.data, str) and not Path(chosen.data).exists()
+        if not isinstance(outcome, Result) or (not chosen.functions and named):
+            continue
+        key = msgspec.structs.replace(chosen, seed=0).to_toml()
+        changed = outcome.summary.functions != chosen.functions
+        if not changed and key not in probed:
+            probed.add(key)
+            changed = outcome.summary.fingerprint != f"{chosen.learner().fingerprint:016x}"
+        if changed:
+            raise ConfigError(
+                f"{outcome.folder} holds a run with another model, other data or other training; choose "
+                "another folder"
+            )
 
 
 def _check_config(chosen: Settings, folder: Path) -> None:
     """Raise ConfigError if a folder holds a run of other settings."""
     config = folder / "config.toml"
-    if config.exists() and not config.read_text(encoding="utf-8").startswith(sim.header(chosen)):
+    if config.exists() and not config.read_bytes().startswith(sim.header(chosen).encode()):
         raise ConfigError(f"{folder} holds a run with other settings; choose another folder")
 
 
@@ -116,11 +139,14 @@ def _one(chosen: Settings, folder: Path, workers: int, tell: Any) -> None:
         else:
             sim.run(chosen, folder, workers=workers, progress=progress)
     except DivergenceError as error:
-        files.write_json(folder.with_name(folder.name + ".diverged"), Diverged(str(error), chosen.to_toml()))
+        files.write_json(
+            folder.with_name(folder.name + ".diverged"),
+            Diverged(str(error), chosen.to_toml(), chosen.functions),
+        )
     tell(State(folder.name, 1.0, "ended"))
 
 
-def claim(folder: Path, request: Mapping[str, Any], name: str = "request.json") -> Path:
+def claim(folder: Path, request: Mapping[str, Any], name: str = REQUEST) -> Path:
     """Make the folder of some work; ConfigError if it holds the results of other work.
 
     ``request`` says what is asked for; it is kept in a file of this name.
@@ -128,6 +154,8 @@ def claim(folder: Path, request: Mapping[str, Any], name: str = "request.json") 
     file, data = folder / name, files.to_json(request)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another folder")
+    if name == REQUEST and not file.exists() and folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} exists and is not empty; choose another folder")
     if file.exists() and file.read_bytes() != data:
         raise ConfigError(
             f"{folder} holds results of something else, which {file} describes; choose another folder"
@@ -145,7 +173,7 @@ def claim(folder: Path, request: Mapping[str, Any], name: str = "request.json") 
 def work_folder(root: Path, name: str, request: Mapping[str, Any]) -> Path:
     """The folder ``root/name-N`` that holds this work already, or a new one."""
     data = files.to_json(request)
-    for path in sorted(root.glob(f"{name}-*/request.json")) if root.exists() else ():
+    for path in sorted(root.glob(f"{name}-*/{REQUEST}")) if root.exists() else ():
         if path.read_bytes() == data:
             return path.parent
     return new_folder(root, name)

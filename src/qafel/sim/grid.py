@@ -15,7 +15,7 @@ from qafel.files import write_json
 from qafel.quantizers import registered_quantizers
 from qafel.records import provenance
 from qafel.runs import notebook
-from qafel.runs.comparison import Comparison, Outcome
+from qafel.runs.comparison import Comparison, Outcome, check_level
 from qafel.runs.curves import SHARE
 from qafel.runs.groups import group
 from qafel.runs.result import Result, load
@@ -23,7 +23,7 @@ from qafel.sim import PACKAGES
 from qafel.sim.batch import claim, run_all, work_folder
 from qafel.sim.processes import Tell
 from qafel.sim.settings import Settings, make_settings, read_settings
-from qafel.tasks.values import parse, unknown, unknown_setting
+from qafel.tasks.values import PYTHON, named, parse, read_values, unknown, unknown_setting
 from qafel.wire import fingerprint
 
 Groups = dict[str, list[Settings] | list[Result]]
@@ -34,7 +34,7 @@ ROOT = Path("runs")
 
 
 def sweep(
-    vary: Mapping[str, Sequence[Any]],
+    vary: Mapping[str, Iterable[Any] | Mapping[str, Any]],
     base: Settings | str | Path | None = None,
     *,
     seeds: int = 1,
@@ -47,42 +47,56 @@ def sweep(
 ) -> Comparison:
     """Run every combination of the values in ``vary``, each with ``seeds`` seeds, and compare them.
 
+    Values are a list, or a mapping from names to values, for objects that have no name.
+
     The other settings are those of ``base`` (settings, or a TOML file) and the keywords. ``out`` is the
     folder of the runs, by default a new one in runs/; a sweep that was interrupted continues when it is
     called again.
     """
     path = Path(base) if isinstance(base, str | Path) else None
-    start = base if isinstance(base, Settings) else read_settings(path)
-    named = {name: getattr(start, name) for name in Settings.__struct_fields__} | settings
-    groups = combinations(make_settings(named), vary, seeds)
+    start = (
+        {name: getattr(base, name) for name in Settings.__struct_fields__}
+        if isinstance(base, Settings)
+        else read_values(Settings, path)
+    )
+    groups = combinations({**start, **settings}, vary, seeds)
     return run_groups(groups, "sweep", out, jobs=jobs, reference=reference, level=level, tell=tell)[0]
 
 
-def combinations(base: Settings, vary: Mapping[str, Sequence[Any]], seeds: int) -> Groups:
+def combinations(base: Mapping[str, Any], vary: Mapping[str, Any], seeds: int) -> Groups:
     """The settings of every combination of values, named by what differs; all of them are checked."""
     _check_seeds(seeds)
     if not vary:
         raise ConfigError("a sweep needs at least one setting to vary, with its values")
-    fields = {name: getattr(base, name) for name in Settings.__struct_fields__}
-    for name, values in vary.items():
-        if name == "seed":
-            raise ConfigError("seeds are not varied; give their number as seeds")
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"the values of {name} must be a list, got {values!r}")
+    labelled = {name: _labelled(name, values) for name, values in vary.items()}
     groups: Groups = {}
-    for chosen in itertools.product(*vary.values()):
-        one = dict(zip(vary, chosen, strict=True))
-        label = ", ".join(_label(name, value) for name, value in one.items())
-        if label in groups:
-            raise ConfigError(f"the sweep has {label} twice")
-        settings = make_settings({**fields, **one}, "the sweep")
-        groups[label] = _with_seeds(settings, seeds)
+    for chosen in itertools.product(*(values.items() for values in labelled.values())):
+        label = ", ".join(text for text, _ in chosen)
+        one = {name: value for name, (_, value) in zip(vary, chosen, strict=True)}
+        groups[label] = _with_seeds(make_settings({**base, **one}, "the sweep"), seeds)
     return groups
 
 
-def _label(name: str, value: Any) -> str:
-    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
-    return text if name == "algorithm" else f"{name}={text}"
+def _labelled(name: str, values: Any) -> dict[str, Any]:
+    """The values of a setting by what the table calls them; a mapping names them itself."""
+    if name == "seed":
+        raise ConfigError("seeds are not varied; give their number as seeds")
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigError(f"the values of {name} must be a list, or names with values, got {values!r:.60}")
+    pairs = list(values.items()) if isinstance(values, Mapping) else [(None, one) for one in values]
+    labelled: dict[str, Any] = {}
+    for number, (text, value) in enumerate(pairs, 1):
+        if text is None:
+            text = str(named(value.item() if hasattr(value, "item") else value))
+            if text.startswith(PYTHON):
+                text = f"{getattr(value, '__name__', type(value).__name__)} #{number}"
+        label = str(text) if name == "algorithm" else f"{name}={text}"
+        if label in labelled:
+            raise ConfigError(f"the sweep has {label} twice")
+        labelled[label] = value
+    if not labelled:
+        raise ConfigError(f"there are no values of {name} to vary")
+    return labelled
 
 
 def _with_seeds(settings: Settings, seeds: int) -> list[Settings]:
@@ -125,6 +139,8 @@ def select(names: Sequence[str], changes: Iterable[str], seeds: int) -> Groups:
     """
     _check_seeds(seeds)
     changes, ended = list(changes), [name for name in names if _is_run(name)]
+    if len(ended) == len(names) and (changes or seeds > 1):
+        raise ConfigError("runs that have ended keep their settings and seeds; leave the changes out")
     groups: Groups = dict(group([load(name) for name in ended]))
     for name in names:
         path = Path(name)
@@ -161,14 +177,18 @@ def run_groups(
 
     The folder holds one comparison: it may get more seeds, but not other settings.
     """
-    request = {"kind": kind, "runs": {name: _described(what[0]) for name, what in groups.items()}}
-    folder = claim(Path(out) if out is not None else work_folder(ROOT, kind, request), request)
+    asked = request(kind, groups)
+    check_level(level)
+    if reference is not None and reference not in groups:
+        raise unknown("run to compare with", reference, groups)
+    folder = claim(Path(out) if out is not None else work_folder(ROOT, kind, asked), asked)
     wanted = {
         run_name(name, chosen.seed): chosen
         for name, what in groups.items()
         for chosen in what
         if isinstance(chosen, Settings)
     }
+    _check_not_fewer(groups, folder)
     if len(wanted) < sum(isinstance(one, Settings) for what in groups.values() for one in what):
         raise ConfigError("two configurations have the same name for their folders; rename one")
     outcomes = run_all(wanted, folder, jobs=jobs, tell=tell or notebook.Bar())
@@ -184,6 +204,22 @@ def run_groups(
     with contextlib.suppress(MissingExtraError):  # the numbers are complete without a figure
         comparison.figure(folder / f"{kind}.png")
     return comparison, folder
+
+
+def request(kind: str, groups: Groups) -> dict[str, Any]:
+    """What a folder holds the results of; it may get more seeds."""
+    return {"kind": kind, "runs": {name: _described(what[0]) for name, what in groups.items()}}
+
+
+def _check_not_fewer(groups: Groups, folder: Path) -> None:
+    """Raise ConfigError if the folder has results of more seeds than are asked for."""
+    for name, what in groups.items():
+        last = what[-1]
+        if isinstance(last, Settings) and (folder / run_name(name, last.seed + 1) / "summary.json").exists():
+            raise ConfigError(
+                f"{folder} holds this comparison with more than {len(what)} seeds; ask for all of them, or "
+                "choose another folder"
+            )
 
 
 def _described(one: Settings | Result) -> str:

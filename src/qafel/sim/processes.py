@@ -43,28 +43,42 @@ def run_to_the_end(simulation: Simulation) -> None:
 def in_parallel(tasks: Mapping[str, Task], jobs: int | None, tell: Callable[[State], None]) -> None:
     """Call each task in a process of its own, ``jobs`` at a time (default: one per core).
 
-    With one job, tasks are called in this process.
+    With one job, tasks are called in this process. A task that fails does not stop the others; QafelError
+    says at the end what went wrong.
     """
     jobs = cores() if jobs is None else jobs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", QafelWarning)  # one sentence for each of many runs helps nobody
-        if jobs > 1 and hasattr(os, "fork"):
-            _fork(tasks, jobs, tell)
-        else:
-            for task in tasks.values():
-                task(tell)
+        apart = jobs > 1 and hasattr(os, "fork")
+        failed = _fork(tasks, jobs, tell) if apart else _in_turn(tasks, tell)
+    if failed:
+        first, *others = failed
+        more = f" (failed, too: {', '.join(others)})" if others else ""
+        raise QafelError(f"{first}: {failed[first]}{more}")
 
 
-def _fork(tasks: Mapping[str, Task], jobs: int, tell: Callable[[State], None]) -> None:
+def _in_turn(tasks: Mapping[str, Task], tell: Callable[[State], None]) -> dict[str, str]:
+    failed = {}
+    for name, task in tasks.items():
+        try:
+            task(tell)
+        except QafelError as error:
+            failed[name] = str(error)
+    return failed
+
+
+def _fork(tasks: Mapping[str, Task], jobs: int, tell: Callable[[State], None]) -> dict[str, str]:
+    """What went wrong, by task."""
     context = multiprocessing.get_context("fork")
     waiting = list(tasks)
     running: dict[Any, Any] = {}
+    failed: dict[str, str] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 name = waiting.pop(0)
                 mine, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(theirs, name, tasks[name]))
+                process = context.Process(target=_child, args=(theirs, tasks[name]), name=name)
                 process.start()
                 theirs.close()
                 running[mine] = process
@@ -76,12 +90,11 @@ def _fork(tasks: Mapping[str, Task], jobs: int, tell: Callable[[State], None]) -
                     process = running.pop(pipe)
                     process.join()
                     if process.exitcode:
-                        raise QafelError(
-                            f"a run ended with exit code {process.exitcode}; the same again continues"
-                        ) from None
+                        failed[process.name] = f"it ended with exit code {process.exitcode}"
                     continue
                 if message.startswith(b"!"):
-                    raise QafelError(message[1:].decode())
+                    failed[running[pipe].name] = message[1:].decode()
+                    continue
                 tell(msgspec.json.decode(message, type=State))
     except KeyboardInterrupt:
         raise Stopped(STOPPED) from None
@@ -90,9 +103,10 @@ def _fork(tasks: Mapping[str, Task], jobs: int, tell: Callable[[State], None]) -
             process.terminate()
         for process in running.values():
             process.join()
+    return failed
 
 
-def _child(pipe: Connection, name: str, task: Task) -> None:
+def _child(pipe: Connection, task: Task) -> None:
     """Run a task in its own process group: Ctrl-C reaches only the parent, which then stops its children."""
     os.setpgrp()
     if sys.platform == "linux":
@@ -104,7 +118,7 @@ def _child(pipe: Connection, name: str, task: Task) -> None:
         except QafelError as error:
             pipe.send_bytes(b"!" + str(error).encode())
         except Exception as error:
-            pipe.send_bytes(f"!{name} failed: {type(error).__name__}: {error}".encode())
+            pipe.send_bytes(f"!{type(error).__name__}: {error}".encode())
         os._exit(0)  # a signal during a regular shutdown would print a traceback
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)  # the parent is gone or asked to stop

@@ -13,8 +13,9 @@ import msgspec
 from qafel.config import ALGORITHMS, Job, Weight, algorithm
 from qafel.errors import ConfigError
 from qafel.tasks.target import parse_target
-from qafel.tasks.values import NO_DATA, PYTHON, named, not_importable, to_toml, unknown
+from qafel.tasks.values import NO_DATA, PYTHON, described_code, named, not_importable, to_toml, unknown
 from qafel.vectors import Layout
+from qafel.wire import fingerprint
 
 if TYPE_CHECKING:
     from qafel.tasks.data.table import Population
@@ -334,6 +335,12 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             held_out_samples=self.held_out_samples,
             seed=self.seed,
         )
+
+    @property
+    def functions(self) -> str:
+        """A fingerprint of the settings that are objects of Python without a name; empty without any."""
+        unnamed = [getattr(self, name) for name, value in self.values().items() if PYTHON in str(value)]
+        return f"{fingerprint(repr(list(map(described_code, unnamed))).encode()):016x}" if unnamed else ""
 
     def to_toml(self) -> str:
         """The settings as a TOML file, without those that are None."""

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
+import xxhash
 
 from qafel.errors import ConfigError
 
@@ -51,6 +52,26 @@ def named(value: Any) -> Any:
 
 def _imported(module: Any, name: str) -> Any:
     return getattr(sys.modules.get(module), name, None) if isinstance(module, str) else None
+
+
+def described_code(value: Any, depth: int = 3) -> Any:
+    """What an object of Python does, as far as it shows: the code of a function, its defaults and what it
+    encloses; the bytes of an array; the type of anything else.
+    """
+    if depth == 0 or isinstance(value, str | int | float | None):
+        return repr(value) if depth else type(value).__name__
+    if isinstance(value, np.ndarray):
+        return value.shape, str(value.dtype), xxhash.xxh3_64_hexdigest(value.tobytes())
+    if isinstance(value, Mapping):
+        return {str(name): described_code(one, depth - 1) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [described_code(one, depth - 1) for one in value]
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return type(value).__name__
+    constants = [one for one in code.co_consts if isinstance(one, str | int | float | None)]
+    known = [*(value.__defaults__ or ()), *(cell.cell_contents for cell in value.__closure__ or ())]
+    return code.co_code.hex(), code.co_names, constants, [described_code(one, depth - 1) for one in known]
 
 
 def not_importable(name: str, value: str) -> ConfigError:
@@ -93,6 +114,15 @@ def _without_functions(hint: Any) -> Any:
 
 def read_file(kind: type[S], path: Path | None, changes: Iterable[str] = ()) -> S:
     """Settings from a TOML file and ``key=value`` changes."""
+    return checked(kind, read_values(kind, path, changes), _place(path))
+
+
+def _place(path: Path | None) -> str:
+    return "the changes" if path is None else f"{path} or the changes"
+
+
+def read_values(kind: type[S], path: Path | None, changes: Iterable[str] = ()) -> dict[str, Any]:
+    """Names and values from a TOML file and ``key=value`` changes; the names are checked."""
     values: dict[str, Any] = {}
     if path is not None:
         try:
@@ -101,13 +131,17 @@ def read_file(kind: type[S], path: Path | None, changes: Iterable[str] = ()) -> 
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         except (ValueError, RecursionError) as error:  # also of a number of 5,000 digits, or deep nesting
             raise ConfigError(f"{path} is not a TOML file: {str(error)[:200]}") from None
-        checked(kind, values, str(path))
+        for name in values:
+            if name not in kind.__struct_fields__:
+                raise unknown_setting(name, kind.__struct_fields__, str(path))
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             raise ConfigError(f"a change is key=value, got {change!r}")
         values[name.strip()] = parse(text.strip())
-    return checked(kind, values, "the changes" if path is None else f"{path} or the changes")
+        if name.strip() not in kind.__struct_fields__:
+            raise unknown_setting(name.strip(), kind.__struct_fields__, _place(path))
+    return values
 
 
 def parse(text: str) -> Any:
