@@ -85,6 +85,8 @@ def tune(
 
     ``out`` is by default a new folder in runs/, or the one in which the same search was interrupted.
     """
+    if settings.target is not None:
+        raise ConfigError("tuning compares whole curves; leave the target out, and set uploads")
     if seeds < 1:
         raise ConfigError(f"seeds must be at least 1, got {seeds}")
     pairs = [(client, server) for client in clients for server in servers]

@@ -11,6 +11,7 @@ from command import call, call_json, check_mistake, settings
 from qafel import report, tune
 from qafel.errors import ConfigError
 from qafel.reproduce import figures
+from qafel.reproduce.rows import Row
 from qafel.runs.curves import Against
 from qafel.sim import compare, load, simulate
 
@@ -171,10 +172,21 @@ def test_tune_png_names_every_point(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert listed.get_window_extent().x1 <= width
 
 
-def test_the_bars_of_the_frontier_have_whole_names() -> None:
-    source = (ROOT / "src" / "qafel" / "reproduce" / "celeba.py").read_text()
-    assert "QAFeL\\naffine:4\\nboth sides" in source
-    assert "QAFeL\\n{CLIENT_QUANTIZER}\\n{SERVER_QUANTIZER}" in source
+def test_the_bars_of_table_2_have_whole_names_below_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(report, "save", lambda figure, *paths: drawn.append(figure))
+    labels = ["FedBuff", "QAFeL, client 8-bit, server top 10 %", "QAFeL, client 4-bit, server top 10 %"]
+    shared: Any = dict.fromkeys(Row.__struct_fields__)
+    rows = [
+        Row(**shared | {"label": label, "uploads": [1000], "thousands": (1.0, 0.1), "mb_up": (1.0, 0.1),
+                        "mb_down": (1.0, 0.1), "runs": 1, "reached": 1})
+        for label in labels
+    ]  # fmt: skip
+    figures.table2(tmp_path / "table2", rows, 2000)
+    ticks = [tick.get_text().replace("\n", ", ") for tick in drawn[0].axes[0].get_xticklabels()]
+    assert ticks == labels
 
 
 def test_the_readmes_loop_compares_both_of_its_runs() -> None:

@@ -3,11 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
 from qafel.reproduce import cells, claims, figures
 from qafel.reproduce.rows import Row, run_cells
-from qafel.reproduce.study import Options, Study, finish, plus_minus
-from qafel.runs.comparison import spell
+from qafel.reproduce.study import Options, Study, plus_minus
+from qafel.runs.comparison import Comparison
 from qafel.tables import Columns, Table
 
 TITLES = {
@@ -65,37 +64,19 @@ def concurrency(options: Options) -> Study:
 
 
 def frontier(options: Options) -> Study:
-    """Beyond the paper: FedBuff, the paper's four bits and this package's defaults on the same seeds."""
+    """Beyond the paper: FedBuff, the paper's four bits and this package's defaults, by their mean curves."""
     chosen = cells.frontier()
-    runs = run_cells(options, chosen, paired=[cell.name for cell in chosen])
-    rows = runs.rows(chosen)
-    pairs = {row.name: runs.against(row.name) for row in rows[1:]}
-    names = ("FedBuff", "QAFeL\naffine:4\nboth sides", f"QAFeL\n{CLIENT_QUANTIZER}\n{SERVER_QUANTIZER}")
-
-    def times(row: Row, field: str) -> str:
-        return spell(getattr(pairs[row.name], field), "×") if row.name in pairs else "1"
-
-    columns: Columns = {
-        "run": "{.label}",
-        "reached": "{0.reached}/{0.runs}",
-        "uploads (k)": "{0.thousands[0]:.2f} ± {0.thousands[1]:.2f}",
-        "kB up": "{.kb_up:.2f}",
-        "kB down": "{.kb_down:.2f}",
-        "MB up": "{.mb_up[0]:.2f}",
-        "MB down": "{.mb_down[0]:.2f}",
-        "uploads ÷ FedBuff's": lambda row: times(row, "ratio"),
-        "times fewer up": lambda row: times(row, "fewer_up"),
-        "times fewer down": lambda row: times(row, "fewer_down"),
-    }
-    goal = f"{runs.data}, {100 * runs.shared['target']:.0f} % accuracy, {rows[0].runs} paired seeds"
-    return finish(
+    paired = [cell.name for cell in chosen]
+    runs = run_cells(options, chosen, paired=paired, uploads=cells.FRONTIER_UPLOADS)
+    comparison = Comparison({cell.label: runs.outcomes[cell.name] for cell in chosen})
+    title = f"The communication frontier: {runs.data}, {runs.shared['uploads']:,} uploads"
+    return runs.finish(
         "frontier",
-        runs.folder,
-        data=runs.data,
-        tables=[Table.of(f"The communication frontier: {goal}", columns, rows)],
-        claims=claims.frontier(pairs["default"], rows[-1]),
-        numbers={"settings": runs.shared, "rows": rows, "against FedBuff": pairs},
-        figures=figures.table2(runs.folder / "frontier", rows, runs.shared["uploads"], names),
+        tables=comparison.tables(title),
+        claims=[],
+        numbers={"rows": comparison.rows},
+        notes=comparison.notes,
+        figures=figures.save(comparison.figure(), runs.folder / "frontier"),
     )
 
 

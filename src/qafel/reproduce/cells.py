@@ -28,6 +28,8 @@ HIDDEN_UPLOADS = (6000, 2000)
 """Uploads of every run in the study of the hidden state."""
 CONCURRENT_UPLOADS = (60_000, 3000)
 """Limits of the concurrency study: weights of 1/√(1 + τ) need more uploads."""
+FRONTIER_UPLOADS = (6000, 2000)
+"""Uploads of every run of the frontier, whose curves are compared."""
 RATES = {100: 125.0, 500: 627.0, 1000: 1253.0}
 """Arrivals per unit of time, by the mean number of clients in flight."""
 
@@ -172,11 +174,13 @@ def hidden_state() -> list[Cell]:
 
 
 def frontier() -> list[Cell]:
-    """FedBuff, the paper's four bits and this package's defaults, without the paper's numbers."""
-    return [
-        Cell("fedbuff", "FedBuff", {"algorithm": "fedbuff"}),
-        _quantized("affine-4-4", "QAFeL affine:4, both sides", "affine:4", "affine:4"),
-        _quantized(
-            "default", f"QAFeL {CLIENT_QUANTIZER}, {SERVER_QUANTIZER}", CLIENT_QUANTIZER, SERVER_QUANTIZER
-        ),
-    ]
+    """FedBuff, the paper's four bits and this package's defaults, without a target: whole curves."""
+    pairs = {
+        "affine-4-4": ("QAFeL affine:4, both sides", "affine:4", "affine:4"),
+        "default": (f"QAFeL {CLIENT_QUANTIZER}, {SERVER_QUANTIZER}", CLIENT_QUANTIZER, SERVER_QUANTIZER),
+    }
+    cells = [Cell("frontier-fedbuff", "FedBuff", {"algorithm": "fedbuff", "target": None})]
+    for name, (label, client, server) in pairs.items():
+        quantized = {"algorithm": "qafel", "client_quantizer": client, "server_quantizer": server}
+        cells.append(Cell(f"frontier-{name}", label, {**quantized, "target": None}))
+    return cells

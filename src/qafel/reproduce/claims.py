@@ -103,24 +103,6 @@ def concurrency(pairs: Mapping[str, Against]) -> list[Claim]:
     ]
 
 
-def frontier(mine: Against, row: Row) -> list[Claim]:
-    """The claims about the default quantizers."""
-    parts = {"uploads": mine.ratio, "up": mine.fewer_up, "down": mine.fewer_down}
-    numbers = ", ".join(f"{name} {spell_times(values)}" for name, values in parts.items())
-    numbers += f" over {len(mine.seeds)} paired seeds, mean curves"
-    whole, up, down = row.reached == row.runs, mine.fewer_up[0], mine.fewer_down[0]
-    goals = [
-        Claim(
-            f"at least {least_up} times fewer MB up and {least_down} times fewer down "
-            f"at no more than {most} times FedBuff's uploads",
-            whole and up >= least_up and down >= least_down and mine.ratio[0] <= most,
-            numbers,
-        )
-        for least_up, least_down, most in ((60, 40, 1.05), (55, 35, 1.1))
-    ]
-    return [*goals, Claim("at least 30 times fewer MB both ways", whole and min(up, down) >= 30, numbers)]
-
-
 def spell_times(values: Interval) -> str:
     """A ratio and its interval as text."""
     return spell(values, "×")

@@ -54,17 +54,12 @@ def quantizers(path: Path, rows: Mapping[str, Row], kind: str, max_uploads: int)
         axis.axhline(fedbuff, color=report.COLOURS["fedbuff"], linestyle="--", label="FedBuff")
         axis.set_xticks(range(len(BITS)), [f"client {bits}-bit" for bits in BITS])
     report.legend(figure, [axis for axis, _ in panels])
-    return _save(figure, path)
+    return save(figure, path)
 
 
-def table2(
-    path: Path, rows: Sequence[Row], max_uploads: int, names: Sequence[str] | None = None
-) -> list[Path]:
-    """Uploads, MB up and MB down (on a logarithmic axis) of every row, beside FedBuff, the first.
-
-    ``names`` are those below the bars; by default, what the labels of the rows have between two commas.
-    """
-    short = names or [row.label.partition(", ")[2].partition(",")[0] or row.label for row in rows]
+def table2(path: Path, rows: Sequence[Row], max_uploads: int) -> list[Path]:
+    """Uploads, MB up and MB down (on a logarithmic axis) of every row, beside FedBuff, the first."""
+    short = [row.label.replace(", ", "\n") for row in rows]
     colours = [report.COLOURS["fedbuff"], *[report.COLOURS["qafel"]] * (len(rows) - 1)]
     figure, panels = _panels([_uploads(max_uploads), *MB], 3.4)
     for k, (axis, value) in enumerate(panels):
@@ -77,7 +72,7 @@ def table2(
         axis.set_xticks(range(len(rows)), short, fontsize=8)
         if k > 0 and any(mean > 0 for mean, _ in values):
             axis.set_yscale("log")
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def concurrency(path: Path, rows: Mapping[str, Row]) -> list[Path]:
@@ -92,7 +87,7 @@ def concurrency(path: Path, rows: Mapping[str, Row]) -> list[Path]:
         axis.set_xticks(range(len(RATES)), [f"{n:,}" for n in RATES])
         axis.set_xlabel("clients in flight")
     report.legend(figure, [axis for axis, _ in panels])
-    return _save(figure, path)
+    return save(figure, path)
 
 
 Line = tuple[str, Sequence[float], Sequence[float]]
@@ -121,10 +116,11 @@ def lines(
         beside = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)}
         above = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
         axis.legend(fontsize=8, frameon=False, **(beside if alone else above))
-    return _save(figure, path)
+    return save(figure, path)
 
 
-def _save(figure: Any, path: Path) -> list[Path]:
+def save(figure: Any, path: Path) -> list[Path]:
+    """Write a figure as PNG and SVG."""
     paths = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
     report.save(figure, *paths)
     return paths

@@ -148,7 +148,7 @@ def _markdown(study: Study, figures: Sequence[Path]) -> str:
     lines = []
     for table in study.tables:
         lines += [table.markdown()]
-    lines += ["| claim | here | numbers |", "|---|---|---|"]
+    lines += ["| claim | here | numbers |", "|---|---|---|"] if study.claims else []
     lines += [f"| {c.text} | {'held' if c.held else '**not held**'} | {c.numbers} |" for c in study.claims]
     lines += ["", *(f"- {note}" for note in study.notes)]
     lines += ["", *(f"![{path.name}]({path.name})" for path in figures if path.suffix == ".png")]
