@@ -111,11 +111,7 @@ def bands(panels: Sequence[tuple[str, Lines]], y: str) -> Any:
 def _draw_lines(axis: Any, lines: Lines, chosen: Mapping[str, Any]) -> None:
     import numpy as np
 
-    last = [xs[-1] for _, runs in lines for xs, _ in runs]
-    far = min(last, default=0) > 0 and max(last) > FAR * min(last)
-    if far:
-        axis.set_xscale("log")
-        axis.xaxis.set_major_formatter(lambda value, _place: f"{value:g}")
+    far = spread_axis(axis, "x", [xs[-1] for _, runs in lines for xs, _ in runs])
     for k, (name, runs) in enumerate(lines):
         if not runs:
             axis.plot([], [], label=f"{name} (diverged)", color=chosen[name])
@@ -129,6 +125,21 @@ def _draw_lines(axis: Any, lines: Lines, chosen: Mapping[str, Any]) -> None:
             spread = values.std(0, ddof=1)
             shade = {"color": chosen[name], "alpha": 0.18, "linewidth": 0}
             axis.fill_between(grid, mean - spread, mean + spread, **shade)
+
+
+def spread_axis(axis: Any, which: str, values: Iterable[float]) -> bool:
+    """Make an axis logarithmic, with plain numbers, if its values are more than a factor FAR apart."""
+    from matplotlib import ticker
+
+    known = [value for value in values if value > 0]
+    far = bool(known) and max(known) > FAR * min(known)
+    if far:
+        getattr(axis, f"set_{which}scale")("log")
+        side = getattr(axis, f"{which}axis")
+        side.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        side.set_major_formatter(lambda value, _place: f"{value:g}")
+        side.set_minor_formatter(ticker.NullFormatter())
+    return far
 
 
 def histogram(counts: Mapping[int, int], x: str, y: str) -> Any:

@@ -209,8 +209,7 @@ def draw(candidates: Sequence[Candidate], path: Path) -> Path:
         for (number, _, _), x, y in zip(places, xs, ys, strict=True):
             axis.annotate(str(number), (x, y), xytext=(6, 5), textcoords="offset points", fontsize=8)
         for which, values in (("x", xs), ("y", ys)):
-            if max(values) > report.FAR * min(values):
-                getattr(axis, f"set_{which}scale")("log")
+            report.spread_axis(axis, which, values)
     names = [f"{number:>2}  {c.label} ({c.seeds})" for number, c, _ in places]
     text = "\n".join(["client, server quantizer (seeds)", *names])
     beside.axis("off")

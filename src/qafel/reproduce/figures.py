@@ -51,6 +51,7 @@ def quantizers(path: Path, rows: Mapping[str, Row], kind: str, max_uploads: int)
                     top = mean if mean == mean else 0
                     axis.annotate(f"{row.reached}/{row.runs}", (here, top), ha="center", fontsize=7)
         fedbuff = value(rows["fedbuff"])[0]
+        report.spread_axis(axis, "y", [fedbuff, *(value(row)[0] for row in rows.values())])
         axis.axhline(fedbuff, color=report.COLOURS["fedbuff"], linestyle="--", label="FedBuff")
         axis.set_xticks(range(len(BITS)), [f"client {bits}-bit" for bits in BITS])
     report.legend(figure, [axis for axis, _ in panels])
@@ -58,11 +59,11 @@ def quantizers(path: Path, rows: Mapping[str, Row], kind: str, max_uploads: int)
 
 
 def table2(path: Path, rows: Sequence[Row], max_uploads: int) -> list[Path]:
-    """Uploads, MB up and MB down (on a logarithmic axis) of every row, beside FedBuff, the first."""
-    short = [row.label.replace(", ", "\n") for row in rows]
+    """Uploads, MB up and MB down of every row, beside FedBuff, the first."""
+    short = [row.label.replace(", ", "\n").replace("server ", "server\n") for row in rows]
     colours = [report.COLOURS["fedbuff"], *[report.COLOURS["qafel"]] * (len(rows) - 1)]
     figure, panels = _panels([_uploads(max_uploads), *MB], 3.4)
-    for k, (axis, value) in enumerate(panels):
+    for axis, value in panels:
         values = [value(row) for row in rows]
         axis.bar(range(len(rows)), [mean for mean, _ in values], 0.6, color=colours)
         for place, (mean, spread) in enumerate(values):
@@ -70,8 +71,7 @@ def table2(path: Path, rows: Sequence[Row], max_uploads: int) -> list[Path]:
             if mean == mean:
                 axis.annotate(f"{mean:.3g}", (place + 0.06, mean), fontsize=8, va="bottom")
         axis.set_xticks(range(len(rows)), short, fontsize=8)
-        if k > 0 and any(mean > 0 for mean, _ in values):
-            axis.set_yscale("log")
+        report.spread_axis(axis, "y", [mean for mean, _ in values])
     return save(figure, path)
 
 
@@ -84,6 +84,7 @@ def concurrency(path: Path, rows: Mapping[str, Row]) -> list[Path]:
             places = [place + 0.36 * (k - 0.5) for place in range(len(RATES))]
             axis.bar(places, means, 0.34, color=report.COLOURS[name], label=label)
             axis.errorbar(places, means, spreads, fmt="none", **WHISKERS)
+        report.spread_axis(axis, "y", [value(row)[0] for row in rows.values()])
         axis.set_xticks(range(len(RATES)), [f"{n:,}" for n in RATES])
         axis.set_xlabel("clients in flight")
     report.legend(figure, [axis for axis, _ in panels])
@@ -101,10 +102,13 @@ def lines(
     figure, axes = report.subplots(len(panels), 9.0 if alone else 1 + 4.2 * len(panels), 4.2)
     names = list(dict.fromkeys(name for _, _, curves in panels for name, _, _ in curves))
     for axis, (x, y, curves), scales in zip(axes, panels, logarithmic, strict=True):
-        for name, xs, ys in curves:
+        for k, (name, xs, ys) in enumerate(curves):
+            width = (
+                1.6 + max(0, 4 - k) * (len(curves) <= 4) * 0.8
+            )  # equal lines stay visible below each other
             style = {"linestyle": "--", "color": "#333333"} if "bound" in name else {}
             colour = {"color": f"C{names.index(name) % 10}"} | style
-            axis.plot(xs, ys, label=name, linewidth=1.6, **colour)
+            axis.plot(xs, ys, label=name, linewidth=width, **colour)
         for which in scales:
             getattr(axis, f"set_{which}scale")("log")
         places = {at for _, xs, _ in curves for at in xs}
