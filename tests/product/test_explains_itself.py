@@ -18,7 +18,7 @@ from qafel.federation.plan import Plan
 from qafel.sim import Settings, simulate
 from qafel.sim.timeline import Timeline, kernels
 from qafel.tasks.described import describe
-from qafel.tasks.settings import LOCAL_RATES
+from qafel.tasks.rates import LOCAL_RATES
 
 SOURCE = Path(__file__).parents[2] / "src" / "qafel"
 SMALL = settings(data="digits", model="mlp", partition="dirichlet:1", clients=60, rate=20, uploads=60)

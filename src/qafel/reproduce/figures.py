@@ -103,9 +103,8 @@ def lines(
     names = list(dict.fromkeys(name for _, _, curves in panels for name, _, _ in curves))
     for axis, (x, y, curves), scales in zip(axes, panels, logarithmic, strict=True):
         for k, (name, xs, ys) in enumerate(curves):
-            width = (
-                1.6 + max(0, 4 - k) * (len(curves) <= 4) * 0.8
-            )  # equal lines stay visible below each other
+            below = len(curves) - 1 - k if len(curves) <= MAX_TICKS else 0
+            width = 1.4 + 0.7 * below  # lines that are equal stay visible below each other
             style = {"linestyle": "--", "color": "#333333"} if "bound" in name else {}
             colour = {"color": f"C{names.index(name) % 10}"} | style
             axis.plot(xs, ys, label=name, linewidth=width, **colour)

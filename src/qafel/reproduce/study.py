@@ -1,6 +1,7 @@
 """Options of a study, its result, and the files it writes."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -152,7 +153,7 @@ def _markdown(study: Study, figures: Sequence[Path]) -> str:
     lines += [f"| {c.text} | {'held' if c.held else '**not held**'} | {c.numbers} |" for c in study.claims]
     lines += ["", *(f"- {note}" for note in study.notes)]
     lines += ["", *(f"![{path.name}]({path.name})" for path in figures if path.suffix == ".png")]
-    return "\n".join(lines).strip() + "\n"
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 
 def plus_minus(pair: tuple[float, float], digits: int) -> str:

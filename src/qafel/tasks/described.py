@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from qafel.tasks.settings import LOCAL_RATES, Learning
+from qafel.tasks.rates import LOCAL_RATES
+from qafel.tasks.settings import Learning
 
 MODEL_NAMES = tuple(LOCAL_RATES)
 

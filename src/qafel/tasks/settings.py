@@ -12,6 +12,7 @@ import msgspec
 
 from qafel.config import ALGORITHMS, Job, Weight, algorithm
 from qafel.errors import ConfigError
+from qafel.tasks.rates import default_rate
 from qafel.tasks.target import parse_target
 from qafel.tasks.values import NO_DATA, PYTHON, described_code, named, not_importable, to_toml, unknown
 from qafel.vectors import Layout
@@ -53,11 +54,6 @@ JOB = (
 )
 """The settings that are fields of Job, too."""
 
-LOCAL_RATES = {"cnn": 0.01, "logistic": 0.1, "softmax": 0.1, "mlp": 0.1, "resnet18": 0.01, "lstm": 1.0}
-"""The default local learning rate of each built-in model, with which it learns its built-in data."""
-LOCAL_RATE = 0.01
-"""The default local learning rate of any other model."""
-
 FUNCTIONS = (
     "model",
     "data",
@@ -72,11 +68,6 @@ FUNCTIONS = (
     "staleness_weight",
 )
 """Settings that may be objects of Python. They can be passed again to a resumed run."""
-
-
-def default_rate(model: Any) -> float:
-    """The default local learning rate of a model."""
-    return LOCAL_RATES.get(model, LOCAL_RATE) if isinstance(model, str) else LOCAL_RATE
 
 
 class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
