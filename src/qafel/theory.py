@@ -43,16 +43,15 @@ def c_max(model_bytes: float, increment_bytes: float) -> int:
     return int(model_bytes // increment_bytes)
 
 
-def phi(steps: int, delta: float, *, unbiased: bool) -> float:
-    """φ(T) = Σ_{t=1}^{T−1} (1 − δ_s)^t.
+def phi(steps: int, delta: float) -> float:
+    """φ(T) = ((1 − δ_s)(2 − δ_s)/δ_s) Σ_{t=0}^{T−1} (1 − δ_s/2)^t; infinite if δ_s ≤ 0.
 
-    For a biased server quantizer it is (2/δ_s) Σ_{t=0}^{T−1} (1 − δ_s/2)^t. It is infinite if δ_s ≤ 0.
+    This is the paper's lemma for a general server quantizer, whose factor it rounds up to 2/δ_s. Its lemma
+    for unbiased ones does not hold: docs/theory.md.
     """
     if delta <= 0:
         return math.inf
-    if unbiased:
-        return (1 - delta) * _one_minus_power(delta, steps - 1) / delta
-    return 4 / delta**2 * _one_minus_power(delta / 2, steps)
+    return (1 - delta) * (2 - delta) / delta * _one_minus_power(delta / 2, steps) * 2 / delta
 
 
 def _one_minus_power(delta: float, power: int) -> float:
@@ -60,11 +59,9 @@ def _one_minus_power(delta: float, power: int) -> float:
     return 1.0 if delta >= 1 else -math.expm1(power * math.log1p(-delta))
 
 
-def phi_limit(delta: float, *, unbiased: bool) -> float:
-    """An upper bound of φ(T) for all T: 1/δ_s, or 4/δ_s² for a biased server quantizer."""
-    if delta <= 0:
-        return math.inf
-    return 1 / delta if unbiased else 4 / delta**2
+def phi_limit(delta: float) -> float:
+    """An upper bound of φ(T) for all T: 2(1 − δ_s)(2 − δ_s)/δ_s²."""
+    return math.inf if delta <= 0 else 2 * (1 - delta) * (2 - delta) / delta**2
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,6 @@ class Setting:
     """δ_c: the compression parameter of the client quantizer."""
     server_delta: float = 1.0
     """δ_s: the compression parameter of the server quantizer."""
-    server_unbiased: bool = True
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "server_rate"):
@@ -128,7 +124,6 @@ class Setting:
             self,
             client_delta=client.delta(size),
             server_delta=server.delta(size),
-            server_unbiased=server.unbiased,
         )
 
 
@@ -155,14 +150,15 @@ def _condition(s: Setting) -> tuple[float, float]:
     If all local rates are multiplied by c, a is multiplied by c² and b by c.
     """
     spread = (1 + (1 - s.client_delta) / s.buffer_size) * s.local_steps * max(s.rates)
-    limit = phi_limit(s.server_delta, unbiased=s.server_unbiased)
+    limit = phi_limit(s.server_delta)
     return 3 * alpha(s.rates) * s.smoothness**2 * limit * spread, s.smoothness * spread
 
 
 def simple_rates(s: Setting) -> tuple[float, float]:
     """The largest (η_ℓ, η_g) that meet the paper's simpler, stricter condition."""
     k, p = s.buffer_size, s.local_steps
-    quantized = 1 / (3 * phi_limit(s.server_delta, unbiased=s.server_unbiased) * p)
+    limit = 3 * phi_limit(s.server_delta) * p
+    quantized = 1 / limit if limit else math.inf
     return min(k / (2 * p * (k + 1 - s.client_delta)), quantized), 1 / s.smoothness
 
 
@@ -200,10 +196,7 @@ def bound(s: Setting, *, limit: bool = False) -> Bound:
     trained = 3 * s.smoothness**2 * b * (s.variance + s.local_steps * s.gradient_bound)
     stepped = b * (s.variance + 4 * s.gradient_bound) / s.buffer_size
     noise = s.smoothness * s.server_rate / a * stepped
-    if limit:
-        spread = phi_limit(s.server_delta, unbiased=s.server_unbiased)
-    else:
-        spread = phi(s.steps, s.server_delta, unbiased=s.server_unbiased)
+    spread = phi_limit(s.server_delta) if limit else phi(s.steps, s.server_delta)
     return Bound(
         optimisation=2 * s.gap / (s.server_rate * s.steps * a),
         noise=noise,
@@ -213,6 +206,14 @@ def bound(s: Setting, *, limit: bool = False) -> Bound:
         client_quantization=noise * omega,
         server_quantization=3 * (s.smoothness * s.server_rate) ** 2 * spread * (1 + omega) * stepped,
     )
+
+
+def hidden_state_bound(s: Setting) -> float:
+    """The bound on the mean of ‖x − x̂‖² over T steps: φ(T) times the bound of a server step."""
+    omega, k = 1 - s.client_delta, s.buffer_size
+    noise = (1 + omega) / k * (s.variance + 4 * s.gradient_bound)
+    drift = (1 + omega / k) * s.local_steps * s.gradient_bound
+    return s.server_rate**2 * phi(s.steps, s.server_delta) * beta(s.rates) * (noise + drift)
 
 
 def complexity_rates(steps: int, local_steps: int, buffer_size: int) -> tuple[float, float]:
@@ -233,7 +234,7 @@ def complexity(s: Setting, max_staleness_1: int) -> dict[str, float]:
         "cross": s.smoothness**2 * trained * max_staleness_1 * omega / fast,
         "client_quantization": s.smoothness * stepped * omega / (k * slow),
         "server_quantization": s.smoothness**2
-        * phi_limit(s.server_delta, unbiased=s.server_unbiased)
+        * phi_limit(s.server_delta)
         * ((1 + omega) * stepped / (t * k)),
     }
 

@@ -3,11 +3,13 @@
 import math
 from dataclasses import fields, replace
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qafel import ConfigError, quantizer, theory
+from qafel import Client, ConfigError, DivergenceError, Job, Server, Stepped, quantizer, theory
 
 BASE = theory.Setting(
     smoothness=2.0,
@@ -27,10 +29,8 @@ BASE = theory.Setting(
 def theorem_as_printed(s: theory.Setting) -> float:
     """The general theorem, literally, with the sum φ(T) written out."""
     a, b, p, k, t = sum(s.rates), sum(r * r for r in s.rates), len(s.rates), s.buffer_size, s.max_staleness
-    if s.server_unbiased:
-        phi = sum((1 - s.server_delta) ** n for n in range(1, s.steps))
-    else:
-        phi = 2 / s.server_delta * sum((1 - s.server_delta / 2) ** n for n in range(s.steps))
+    factor = (1 - s.server_delta) * (2 - s.server_delta) / s.server_delta
+    phi = factor * sum((1 - s.server_delta / 2) ** n for n in range(s.steps))
     stale = s.server_rate**2 * t**2 * ((1 - s.client_delta) / (k * t) + 1) if t else 0.0
     return (
         2 * s.gap / (s.server_rate * s.steps * a)
@@ -55,7 +55,6 @@ settings = st.builds(
     max_staleness=st.integers(0, 20),
     client_delta=st.floats(-20, 1),
     server_delta=st.floats(0.01, 1),
-    server_unbiased=st.booleans(),
 )
 
 
@@ -66,8 +65,8 @@ def test_the_terms_add_up_to_the_theorem(s: theory.Setting) -> None:
 
 @given(settings)
 def test_phi_never_exceeds_its_limit_and_the_corollary_never_beats_the_theorem(s: theory.Setting) -> None:
-    limit = theory.phi_limit(s.server_delta, unbiased=s.server_unbiased)
-    assert theory.phi(s.steps, s.server_delta, unbiased=s.server_unbiased) <= limit * (1 + 1e-12)
+    limit = theory.phi_limit(s.server_delta)
+    assert theory.phi(s.steps, s.server_delta) <= limit * (1 + 1e-12)
     assert theory.bound(s, limit=True).total >= theory.bound(s).total * (1 - 1e-12)
 
 
@@ -89,9 +88,9 @@ def test_the_simple_rates_meet_the_condition(s: theory.Setting) -> None:
 def test_the_conditions_are_the_papers() -> None:
     s, a, k = BASE, sum(BASE.rates), 10
     crowd = (1 + 0.4 / k) * 3 * 0.001
-    assert theory.condition(s) == pytest.approx((a * 3 * 4 * 25 / 0.3 + 2 * 5) * crowd)
-    biased = replace(s, server_unbiased=False)
-    assert theory.condition(biased) == pytest.approx((12 * a * 4 * 25 / 0.3**2 + 2 * 5) * crowd)
+    limit = 2 * 0.7 * 1.7 / 0.3**2
+    assert limit < 4 / 0.3**2  # the paper's, rounded up
+    assert theory.condition(s) == pytest.approx((3 * a * 4 * 25 * limit + 2 * 5) * crowd)
 
 
 def test_perfect_quantizers_recover_fedbuff() -> None:
@@ -137,10 +136,9 @@ def test_small_formulas() -> None:
     assert theory.beta((0.1, 0.2)) == pytest.approx(0.05)
     assert [theory.buffered_staleness(t, 10) for t in (0, 1, 10, 11)] == [0, 1, 1, 2]
     assert theory.c_max(117_128, 15_101) == 7
-    assert theory.phi(10, 0.0, unbiased=True) == theory.phi_limit(-1, unbiased=False) == math.inf
-    assert theory.phi(1, 1.0, unbiased=True) == 0
-    assert theory.phi(1000, 1e-17, unbiased=True) == pytest.approx(999)
-    assert theory.phi(1000, 1e-17, unbiased=False) == pytest.approx(2e20)
+    assert theory.phi(10, 0.0) == theory.phi_limit(-1) == math.inf
+    assert theory.phi(1000, 1.0) == theory.phi_limit(1.0) == 0
+    assert theory.phi(1000, 1e-17) == pytest.approx(2e20)
     for bad in ((-1, 10), (1, 0)):
         with pytest.raises(ConfigError):
             theory.buffered_staleness(*bad)
@@ -184,3 +182,37 @@ def test_costs_say_which_quantizers_may_be_used_where() -> None:
 def test_impossible_settings_get_a_sentence(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         replace(BASE, **change)  # type: ignore[arg-type]
+
+
+def test_the_papers_lemma_for_unbiased_server_quantizers_does_not_hold() -> None:
+    """E⟨x − x̂, Δ̄⟩ is not zero, because Δ̄ is computed from x̂: a quadratic with L = 1, K = 1, no staleness.
+
+    The paper's condition, with φ ≤ 1/δ, allows these rates; the run diverges.
+    """
+    size, rate, steps = 20, 0.2, 60
+    job = Job(size=size, buffer_size=1, client_quantizer="identity", server_quantizer="randk:11,scaled")
+    delta = quantizer(job.server_quantizer).delta(size)
+    assert (3 * rate / delta + 1) * rate == pytest.approx(0.86)  # ≤ 1: the paper's condition
+    setting = replace(BASE, smoothness=1.0, rates=(rate,), server_rate=1.0, max_staleness=0, buffer_size=1)
+    assert theory.condition(replace(setting, client_delta=1.0, server_delta=delta)) > 1
+
+    errors, moves, ends = 0.0, 0.0, []
+    for seed in range(200):
+        x = np.ones(size, np.float32)
+        server = Server(msgspec.structs.replace(job, seed=seed), x)
+        client = Client(server.job, x, client=0)
+        for _ in range(steps):
+            errors += float(np.sum((server.x - server.hidden.x).astype(np.float64) ** 2))
+            moves += float(np.sum((rate * client.hidden.x.astype(np.float64)) ** 2))
+            try:
+                events = server.receive(client.train(lambda y, task: np.float32(-rate) * y))
+            except DivergenceError:
+                break
+            for event in events:
+                if isinstance(event, Stepped):
+                    client.apply(event.frame)
+        ends.append(float(np.linalg.norm(server.x)))
+    unbiased = sum((1 - delta) ** t for t in range(1, steps))
+    assert errors > 3 * unbiased * moves  # the lemma's bound
+    assert errors < theory.phi(steps, delta) * moves  # the general one
+    assert np.mean(ends) > 3 * math.sqrt(size)  # it diverges

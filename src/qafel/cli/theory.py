@@ -186,7 +186,7 @@ def _rates(s: theory.Setting) -> dict[str, float]:
     return {
         "alpha": theory.alpha(s.rates),
         "beta": theory.beta(s.rates),
-        "phi": theory.phi(s.steps, s.server_delta, unbiased=s.server_unbiased),
+        "phi": theory.phi(s.steps, s.server_delta),
         "max_staleness_K": float(s.max_staleness),
         "condition": theory.condition(s),
         "largest_local_rate": theory.largest_local_rate(s),

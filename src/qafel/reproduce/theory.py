@@ -66,7 +66,7 @@ class Beside:
         """R, mean over the seeds."""
         self.error = statistics.fmean(run.mean_error for run in runs)
         """‖x − x̂‖², mean over the seeds."""
-        self.limit = self.bound.server_quantization / (3 * self.setting.smoothness**2)
+        self.limit = formulas.hidden_state_bound(self.setting)
         """The bound on the mean of ‖x − x̂‖²."""
 
 
