@@ -29,7 +29,8 @@ def theory(options: Options) -> Study:
         name: Computation(steps * problem.BUFFER, partial(problem.measure, chosen, steps))
         for name, (chosen, steps) in cells.items()
     }
-    measured = options.compute(tasks, folder / "theory", Measured)
+    kept = folder / "theory" / f"{problem.rates(lengths[-1])[0]:.9g}"  # other rates are other runs
+    measured = options.compute(tasks, kept, Measured)
     beside = {name: Beside(name, *cell, measured[name]) for name, cell in cells.items()}
     analysis = Analysis(beside, lengths)
     return finish(
