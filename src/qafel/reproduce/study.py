@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -151,7 +152,8 @@ def _markdown(study: Study, figures: Sequence[Path]) -> str:
         lines += [table.markdown()]
     lines += ["| claim | here | numbers |", "|---|---|---|"] if study.claims else []
     lines += [f"| {c.text} | {'held' if c.held else '**not held**'} | {c.numbers} |" for c in study.claims]
-    lines += ["", *(f"- {note}" for note in study.notes)]
+    notes = [textwrap.fill(f"- {note}", 100, subsequent_indent="  ") for note in study.notes]
+    lines += ["", *notes]
     lines += ["", *(f"![{path.name}]({path.name})" for path in figures if path.suffix == ".png")]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 

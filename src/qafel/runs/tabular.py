@@ -1,5 +1,6 @@
 """Results as tables of numbers: CSV files and data frames."""
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,12 @@ from qafel.errors import MissingExtraError
 from qafel.tables import records_to_csv
 
 
-class Tabular:
+class Tabular(ABC):
     """Something with flat records of numbers."""
 
+    @abstractmethod
     def records(self) -> list[dict[str, Any]]:
         """The records."""
-        raise NotImplementedError
 
     def frame(self) -> Any:
         """The records as a pandas data frame."""
