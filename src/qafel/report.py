@@ -43,11 +43,6 @@ def _figure_class() -> Any:
     return ShownFigure
 
 
-def check_figures() -> None:
-    """Raise MissingExtraError, before the work, if no figure can be drawn."""
-    _figure_class()
-
-
 def subplots(count: int, width: float, height: float, **options: Any) -> tuple[Any, list[Any]]:
     """A figure with ``count`` panels side by side."""
     figure = _figure_class()(figsize=(width, height), dpi=150, layout="constrained")
