@@ -13,7 +13,8 @@ import pytest
 from qafel import ConfigError
 from qafel.tasks.data import population
 from qafel.tasks.data.faces import Faces
-from qafel.tasks.data.table import PartitionedTable, Table, celeba_sizes
+from qafel.tasks.data.partitions import PartitionedTable, celeba_sizes
+from qafel.tasks.data.table import Table
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,22 @@ def test_partitions_are_what_they_are_called() -> None:
         return float(np.std(shares))
 
     assert skew("0.3") > 2 * skew("10")
+
+
+def test_skewed_clients_have_5_to_35_samples_and_their_own_shares_of_the_classes() -> None:
+    def clients(alpha: float) -> list[np.ndarray]:
+        dealt = PartitionedTable(table(4000), f"skewed:{alpha}", None, 0.2, 0)
+        return [np.bincount(dealt.samples(k)[1], minlength=4) for k in range(dealt.clients)]
+
+    even, skewed = clients(100.0), clients(0.3)
+    sizes = [int(labels.sum()) for labels in skewed]
+    assert (min(sizes), max(sizes)) == (5, 35)
+    assert 3200 - 35 < sum(sizes) <= 3200
+    spread = [np.std([labels / labels.sum() for labels in some]) for some in (even, skewed)]
+    assert spread[1] > 2 * spread[0]
+    assert np.abs(sum(skewed) - 800).max() <= 35  # no class is left over
+    with pytest.raises(ConfigError, match="at most 1 clients with 5 to 35"):
+        PartitionedTable(table(40), "skewed:0.3", 30, 0.2, 0)
 
 
 def test_celebas_sizes_have_its_range_and_mean() -> None:

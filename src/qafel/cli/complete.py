@@ -32,7 +32,7 @@ def known_values(name: str) -> list[str]:
         "data": ["faces", "digits", "breast-cancer"],
         "duration": list(DURATIONS),
         "model": list(MODEL_NAMES),
-        "partition": ["natural", "iid", "consecutive", "dirichlet:0.5", "shards:2", "celeba"],
+        "partition": ["natural", "iid", "consecutive", "dirichlet:0.5", "shards:2", "celeba", "skewed:0.5"],
         "staleness_weight": ["constant", "sqrt", "polynomial:0.5"],
     }
     hint = get_type_hints(Settings).get(name)

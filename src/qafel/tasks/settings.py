@@ -98,7 +98,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Inputs are integers below this, if it is more than the inputs show."""
     partition: str = "natural"
     """How samples are dealt to clients: ``natural``, ``iid``, ``consecutive``, ``dirichlet:0.5``,
-    ``shards:2`` or ``celeba``."""
+    ``shards:2``, ``celeba`` or ``skewed:0.5``."""
     clients: int | None = None
     """The number of clients; by default that of the data and the partition."""
     held_out: float = 0.2

@@ -22,7 +22,8 @@ import numpy as np
 from qafel.errors import ConfigError, MissingExtraError
 from qafel.tasks.data import arrays, cache, files, images, text
 from qafel.tasks.data.faces import Faces
-from qafel.tasks.data.table import PartitionedTable, Population, Table, held_within
+from qafel.tasks.data.partitions import PartitionedTable, held_within
+from qafel.tasks.data.table import Population, Table
 
 BUILT_IN = ("faces", "digits", "breast-cancer")
 REQUIRED = ("clients", "shape", "classes", "count", "samples", "held_out")

@@ -12,7 +12,8 @@ import numpy as np
 from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError
 from qafel.streams import derive, generator, keys
-from qafel.tasks.data.table import Labels, celeba_sizes
+from qafel.tasks.data.partitions import celeba_sizes
+from qafel.tasks.data.table import Labels
 from qafel.vectors import Vector
 
 USERS = 9_343
