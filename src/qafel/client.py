@@ -6,7 +6,7 @@
 
 ``apply`` takes the server's frames, ``train`` makes an update. A client without a hidden state is out of sync
 and does not train: one that was made without x⁰, or whose digest differed from the server's. The driver
-brings it back with ``Server.catch_up(client.held, client.digest)``, over whatever transport it has.
+brings it back with ``Server.catch_up(client.request())``, over whatever transport it has.
 """
 
 import operator
@@ -125,7 +125,7 @@ class Client:
 
     @property
     def held(self) -> int | None:
-        """The version of x̂, None when there is none: what ``catch_up`` wants to know."""
+        """The version of x̂, None when there is none."""
         return self._hidden.version if self._hidden else None
 
     @property
@@ -146,6 +146,10 @@ class Client:
         except FrameError as error:
             return Rejected("malformed", str(error))
         return Rejected("unexpected", f"servers do not send {type(message).__name__}")
+
+    def request(self) -> bytes:
+        """The frame that asks for what this client misses; ``Server.catch_up`` answers it."""
+        return wire.encode(wire.Request(self._job_id, self.client, self.held, self.digest))
 
     def reset(self) -> None:
         """Drop x̂, so that any snapshot is accepted: for a server that was restored to an older version."""

@@ -179,12 +179,16 @@ class Server:
             return []
         return [self._step()]
 
-    def catch_up(self, version: int | None, digest: int = 0) -> list[bytes]:
-        """The frames that bring a client to the newest version; ``version`` None: it has no hidden state.
+    def catch_up(self, request: bytes) -> list[bytes]:
+        """The frames that bring a client to the newest version, in answer to its request; or FrameError.
 
-        ``digest`` is that of the client's x̂: one that differs from the server's gets a snapshot.
+        A client without x̂, or with one that differs from the server's, gets a snapshot.
         """
         self._refuse_if_diverged()
+        message = wire.decode(request, wire.MAX_OVERHEAD)
+        if not isinstance(message, wire.Request) or message.job != self._job_id:
+            raise FrameError(f"the frame is no request of job {self._job_id:016x}")
+        version, digest = message.version, message.digest
         digests = {entry.version: entry.digest for entry in self.log.entries}
         digests[self.version] = self.hidden.digest
         if version is not None and digests.get(version, digest) != digest:

@@ -67,6 +67,15 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag=3, forbid_unkno
     payload: bytes
 
 
+class Request(msgspec.Struct, frozen=True, array_like=True, tag=4, forbid_unknown_fields=True):
+    """A client asks for what it misses: it holds ``version`` of x̂ with this digest; None: it holds none."""
+
+    job: Word
+    client: Word
+    version: Count | None
+    digest: Word
+
+
 class Rejected(msgspec.Struct, frozen=True):
     """A frame was refused and changed nothing; ``client`` and ``task`` are None where they are unknown."""
 
@@ -76,7 +85,7 @@ class Rejected(msgspec.Struct, frozen=True):
     task: int | None = None
 
 
-Message = Update | Increment | Snapshot
+Message = Update | Increment | Snapshot | Request
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: "msgspec.msgpack.Decoder[Message]" = msgspec.msgpack.Decoder(Message)
@@ -119,6 +128,11 @@ def decode(frame: bytes, limit: int = MAX_FRAME) -> Message:
     if len(frame) > limit:
         raise FrameError(f"frame has {len(frame)} bytes; the limit is {limit}")
     return unpack(unseal(MAGIC, FORMAT, frame), _decoder)
+
+
+def request_bytes(job: int, client: int, version: int) -> int:
+    """The length of a Request; digests below 2³², one in four billion, would make it shorter."""
+    return len(encode(Request(job, client, version, (1 << 64) - 1)))
 
 
 def unpack(body: bytes | memoryview, decoder: "msgspec.msgpack.Decoder[T]") -> T:

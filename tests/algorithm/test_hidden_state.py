@@ -41,7 +41,7 @@ def step(server: Server, client: Client, rng: np.random.Generator) -> bytes:
 
 
 def catch_up(server: Server, client: Client) -> list[bytes]:
-    frames = server.catch_up(client.held, client.digest)
+    frames = server.catch_up(client.request())
     assert (
         server.catch_up_bytes(client.held) == sum(map(len, frames)) or client.digest != server.hidden.digest
     )
@@ -235,7 +235,7 @@ def test_a_client_ahead_of_a_restored_server_goes_back_after_a_reset() -> None:
     saved = server.state()
     client.apply(step(server, client, rng))
     restored = Server.from_state(saved)
-    (snapshot,) = restored.catch_up(client.held, client.digest)
+    (snapshot,) = restored.catch_up(client.request())
     assert client.apply(snapshot) == Ignored(1)
     client.reset()
     assert not client.in_sync

@@ -187,7 +187,7 @@ def test_a_server_quantizer_that_is_no_contraction_warns_diverges_and_names_the_
     assert server.version < 20
     with pytest.raises(DivergenceError, match="has stopped"):
         server.receive(upload(101))
-    for refused in (server.state, server.advance, lambda: server.catch_up(None)):
+    for refused in (server.state, server.advance, lambda: server.catch_up(b"")):
         with pytest.raises(DivergenceError, match="has stopped"):
             refused()
     for fixed in ("qsgd:4,bucket=256,norm=max", "contract:qsgd:4"):

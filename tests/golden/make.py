@@ -14,7 +14,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from qafel import Client, Job, Layout, Server, Stepped, quantizer, wire
-from qafel.wire import Increment, Snapshot, Update
+from qafel.wire import Increment, Request, Snapshot, Update
 from specs import SPECS
 
 PATH = Path(__file__).with_name("vectors.json")
@@ -27,6 +27,8 @@ MESSAGES: list[wire.Message] = [
     Increment(2**63, 70000, 2**64 - 1, False, b"payload"),
     Increment(5, 6, 7, True, b""),
     Snapshot(5, 6, 7, b"\0\0\x80?"),
+    Request(5, 6, 7, 2**64 - 1),
+    Request(5, 6, None, 0),
 ]
 
 

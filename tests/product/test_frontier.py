@@ -12,7 +12,7 @@ from command import settings as command_settings
 from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
 from qafel.errors import SpecError
 from qafel.quantizers import quantizer
-from qafel.reproduce import reproduce
+from qafel.reproduce import frontier, reproduce
 from qafel.sim import make_settings
 from qafel.tune import tune
 
@@ -75,13 +75,27 @@ def test_tune_as_a_command_names_the_best_pair(tmp_path: Path) -> None:
 
 
 def test_the_frontier_in_miniature_is_beside_fedbuff(tmp_path: Path) -> None:
-    changes = {key: value for key, value in TASK.items() if key != "data"}
-    study = reproduce("frontier", data="digits", seeds=1, quick=True, out=tmp_path, jobs=2, changes=changes)
-    assert [row["runs"] for row in study.numbers["rows"]] == [1, 1, 1]
-    default = study.numbers["rows"][-1]["against"]
-    assert default["fewer_up"][0] > 20
-    assert default["fewer_down"][0] > 10
-    assert (tmp_path / "frontier.png").stat().st_size > 10_000
+    study = reproduce("frontier", quick=True, out=tmp_path, jobs=2)
+    base, default = study.numbers["tasks"]["digits"]
+    assert (base["name"], base["runs"], default["name"], default["runs"]) == ("FedBuff", 2, "default", 2)
+    assert default["against"]["fewer_up"][0] > 20
+    assert default["against"]["fewer_down"][0] > 10
+    assert study.numbers["mean of the tasks"]["fewer up"] == default["against"]["fewer_up"][0]
+    assert [row[:2] for row in study.tables[0].rows] == [["digits", "default"], ["mean", "default"]]
+    assert (tmp_path / "frontier-digits.png").stat().st_size > 10_000
+
+
+def test_the_frontier_names_the_data_it_misses(tmp_path: Path) -> None:
+    check_mistake(
+        "has no smiles32.npz; docs/reproduction.md says", "reproduce", "frontier", "--data", str(tmp_path)
+    )
+    check_mistake(
+        "the frontier runs on smiles32.npz, cifar10.npz", "reproduce", "frontier", "--data", "faces"
+    )
+
+
+def test_the_reported_seeds_of_tasks_that_were_tuned_on_are_others() -> None:
+    assert [task.seeds.start for task in list(frontier.TASKS.values())[:2]] == [10, 10]
 
 
 def test_runs_of_qafel_use_the_measured_pair_unless_the_model_is_small_or_somebody_says() -> None:

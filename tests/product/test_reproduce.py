@@ -30,7 +30,7 @@ from qafel.reproduce import (
 from qafel.reproduce.cells import paper_bytes
 from qafel.reproduce.logistic import Logistic
 from qafel.runs.comparison import Diverged
-from qafel.runs.curves import Against
+from qafel.runs.intervals import mean_interval, ratio_interval
 from qafel.sim import Simulation, make_settings
 from qafel.sim.batch import run_all
 from qafel.tasks import data as datasets
@@ -191,6 +191,7 @@ def _row(name: str, uploads: list[int | None], up: float, down: float) -> rows.R
         kb_down=down,
         mb_up=(mean * up, 0.0),
         mb_down=(mean * down / 10, 0.0),
+        mb_down_by_seed=[None if u is None else u * down / 10_000 for u in uploads],
         paper_thousands=None,
         paper_kb_up=None,
         paper_kb_down=None,
@@ -207,17 +208,45 @@ def test_claims_hold_on_the_papers_own_table_but_for_the_caption_of_its_figure()
         sizes = [paper_bytes(f"affine:{bits}") / 1000 for bits in (client, server)]
         name = f"affine-{client}-{server}"
         found[name] = _row(name, [round(1000 * thousands)], *sizes)
-    four = Against(
-        reference="fedbuff", metric="accuracy", level=0.88, share=0.95, seeds=[0, 1, 2], uploads=27_800.0,
-        mb_up=1.0, mb_down=1.0, ratio=(27.8 / 26.1, 1.0, 1.2), fewer_up=(7.15, 7.0, 7.3),
-        fewer_down=(7.15, 7.0, 7.3), share_of_bytes=0.14, by_seed=[], reference_by_seed=[],
-    )  # fmt: skip
-    held = [claim.held for claim in claims.table1(found, four, 150_000, "affine")]
+    base = found["fedbuff"]
+    pairs = {
+        name: rows.Paired(
+            seeds=1,
+            uploads=[],
+            reference=[],
+            ratio=(row.thousands[0] / base.thousands[0], math.nan, math.nan),
+            fewer_up=(base.mb_up[0] / row.mb_up[0], math.nan, math.nan),
+            fewer_down=(base.mb_down[0] / row.mb_down[0], math.nan, math.nan),
+        )
+        for name, row in found.items()
+    }
+    held = [claim.held for claim in claims.table1(found, pairs, 150_000, "affine")]
     assert held == [True, True, True, True, True, False]  # 8/2 saves 2.9× up, 2/8 saves 1.7× down
 
 
 def test_a_cell_that_never_arrives_counts_with_all_it_was_given() -> None:
-    assert _row("x", [2000, None], 1, 1).limited(10_000) == 6.0
+    assert _row("x", [2000, None], 1, 1).limited(10_000).tolist() == [2000, 10_000]
+
+
+def test_a_claim_is_held_only_if_its_whole_interval_is() -> None:
+    assert claims.at_most((1.1, 0.9, 1.15), 1.2) is True
+    assert claims.at_most((1.1, 0.9, 1.25), 1.2) is None
+    assert claims.at_most((1.4, 1.25, 1.6), 1.2) is False
+    assert claims.at_least((7.0, 6.1, 8.0), 6) is True
+    assert claims.at_least((7.0, 5.9, 8.0), 6) is None
+    assert claims.every([True, None]) is None
+    assert claims.every([True, None, False]) is False
+
+
+def test_intervals_cover_what_they_should() -> None:
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(400):
+        value, low, high = mean_interval(list(rng.normal(3.0, 2.0, 5)))
+        assert low < value < high
+        hits += low <= 3.0 <= high
+    assert 370 <= hits <= 390 + 5
+    assert ratio_interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == (2.0, 2.0, 2.0)
+    assert math.isnan(mean_interval([1.0])[1])
 
 
 def slow_delta(learner: Logistic, x: Any, client: int) -> Any:

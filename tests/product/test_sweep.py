@@ -105,6 +105,20 @@ def test_a_sweep_has_table_figure_csv_latex_and_markdown(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_sweep_over_two_settings_beside_an_algorithm_draws_a_map(tmp_path: Path) -> None:
+    two = ["--vary", "momentum=0,0.3", "--vary", "buffer_size=5,10"]
+    command = ["sweep", *BASE, "--set", "uploads=100", *two, "--reference", "fedbuff", "--out"]
+    text = call(*command, str(tmp_path / "a")).stdout
+    assert str(tmp_path / "a" / "sweep-surface.png") in text
+    assert (tmp_path / "a" / "sweep-surface.png").stat().st_size > 10_000
+    answer = call_json(*command, str(tmp_path / "a"))
+    assert answer["reference"] == "fedbuff"
+    assert [row["name"] for row in answer["rows"]][:2] == ["fedbuff", "momentum=0, buffer_size=5"]
+    assert not (tmp_path / "b").exists()
+    check_mistake("no run to compare with 'fedbuf'", *command[:-2], "fedbuf", "--out", str(tmp_path / "b"))
+
+
+@pytest.mark.slow
 def test_the_same_sweep_from_python_has_the_same_numbers(tmp_path: Path) -> None:
     answer = call_json("sweep", *BASE, *RATES, "--seeds", "2", "--out", str(tmp_path / "cli"))
     comparison = sweep(

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import timeline_twin
 import twin
 from learners import Quadratic, step
-from qafel import QafelWarning
+from qafel import Client, QafelWarning
 from qafel.runs.folder import RunFolder
 from qafel.sim import Settings, Simulation, simulate
 from qafel.streams import derive, generator
@@ -184,25 +185,33 @@ def test_checkpoints_in_the_middle_change_nothing(tmp_path: Path) -> None:
     assert often.digest == run().digest
 
 
-def test_bytes_down_of_clients_that_catch_up_are_what_the_server_would_send() -> None:
+def test_bytes_of_clients_that_catch_up_are_the_frames_of_requests_and_answers() -> None:
     settings = Settings(uploads=300, evaluate_every=300, buffer_size=4, rate=10.0, downlink="catch-up")
     simulation = Simulation(settings, Quadratic(), workers=1)
-    server, total = simulation.server, 0
-    known: dict[int, int] = {}
-    digests = {0: server.hidden.digest}
+    server, down, asked = simulation.server, 0, 0
+    clients: dict[int, Client] = {}
     download = simulation._download
 
     def listen(event: Any) -> float:
-        nonlocal total
-        digests[server.version] = server.hidden.digest
-        version = known.get(event.client)
-        total += sum(map(len, server.catch_up(version, digests[version or 0])))
-        known[event.client] = server.version
+        nonlocal down, asked
+        client = clients.setdefault(
+            event.client, Client(server.job, simulation.learner.x, client=event.client)
+        )
+        request = client.request()
+        asked += len(request)
+        for frame in server.catch_up(request):
+            down += len(frame)
+            client.apply(frame)
+        assert client.digest == server.hidden.digest
         return download(event)
 
     simulation._download = listen  # type: ignore[method-assign]
     simulation.run()
-    assert simulation.tracker.totals.bytes_down == total > 0
+    totals = simulation.tracker.totals
+    assert totals.bytes_down == down > 0
+    free = Simulation(msgspec.structs.replace(settings, downlink="broadcast"), Quadratic(), workers=1)
+    free.run()
+    assert totals.bytes_up == free.tracker.totals.bytes_up + asked
 
 
 def test_bandwidth_makes_time_of_bytes() -> None:

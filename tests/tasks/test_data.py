@@ -209,13 +209,33 @@ def test_leafs_celeba_finds_its_images(tmp_path: Path) -> None:
     assert (result.clients, result.shape) == (1, (3, 32, 32))
 
 
+def test_a_checkout_of_smiles_becomes_a_file_of_gray_faces(tmp_path: Path) -> None:
+    from qafel.tasks.data.smiles import smiles
+
+    root = tmp_path / "SMILEsmileD" / "SMILEs"
+    for k in range(6):
+        folder = root / ("positives/positives7" if k < 2 else "negatives/negatives7")
+        picture(folder / f"{k}.jpg", (64, 64), (40 * k,) * 3)
+    (root / "negatives" / "negatives7" / "notes.txt").write_text("no image")
+    assert smiles(tmp_path / "SMILEsmileD", tmp_path / "smiles.npz") == (6, 2)
+    with np.load(tmp_path / "smiles.npz", allow_pickle=False) as file:
+        assert file["x"].shape == (6, 32, 32)
+        assert file["y"].tolist() == [0, 0, 0, 0, 1, 1]
+        assert sorted(int(face[0, 0]) for face in file["x"]) == [0, 40, 80, 120, 160, 200]
+    assert population(str(tmp_path / "smiles.npz"), partition="iid", clients=2).shape == (1, 32, 32)
+    with pytest.raises(ConfigError, match=r"no images in a folder negatives7.*hromi/SMILEsmileD"):
+        smiles(root / "positives", tmp_path / "other.npz")
+    with pytest.raises(ConfigError, match=r"must end in .npz, got .*smiles.csv"):
+        smiles(root, tmp_path / "smiles.csv")
+
+
 def test_raw_celeba_is_split_by_leafs_rules(tmp_path: Path) -> None:
     identities: list[str] = []
     attributes = ["66", "Bald Smiling Young"]
     for person in range(12):
         for k in range(6 if person < 10 else 3):  # two have too few
             name = f"{len(identities):06d}.jpg"
-            picture(tmp_path / "img_align_celeba" / name, (178, 218), (9, 9, 9))
+            picture(tmp_path / "img_align_celeba" / name, (178, 218), (20 * person + 10,) * 3)
             identities.append(f"{name} {person}")
             attributes.append(f"{name} -1 {1 if k % 2 else -1} 1")
     (tmp_path / "identity_CelebA.txt").write_text("\n".join(identities))
@@ -227,10 +247,12 @@ def test_raw_celeba_is_split_by_leafs_rules(tmp_path: Path) -> None:
     assert result.samples(0)[1].tolist() == [0, 1, 0, 1, 0, 1]
     import random
 
-    chosen = sorted(random.Random(1549775860).sample(range(10), 8))
+    order = [str(person) for person in range(10)]
+    random.Random(1549775860).shuffle(order)
+    chosen = {order[k] for k in random.Random(1549775860).sample(range(10), 8)}
     assert isinstance(result, PartitionedTable)
-    assert result.table.users is not None
-    assert sorted({int(result.table.users[result._order[result._bounds[k]]]) for k in range(8)}) == chosen
+    trained = {int(result.samples(k)[0][0, 0, 0, 0] * 127.5 + 127.5 + 0.5) // 20 for k in range(8)}
+    assert {str(person) for person in trained} == chosen
 
 
 def test_a_factory_of_the_users_own() -> None:

@@ -27,7 +27,7 @@ from qafel import (
 )
 from qafel.coding.rice import decode_indices, max_index_bytes
 from qafel.hidden import HiddenState
-from qafel.wire import Increment, Snapshot, Update
+from qafel.wire import Increment, Request, Snapshot, Update
 from specs import SPECS, heavy_tailed
 
 EXAMPLES: list[wire.Message] = [
@@ -36,6 +36,8 @@ EXAMPLES: list[wire.Message] = [
     Increment(1, 2, 3, False, b"abc"),
     Increment(2**64 - 1, 2**40 - 1, 2**64 - 1, True, b"\x00" * 300),
     Snapshot(1, 2, 3, b"abcd"),
+    Request(1, 2, 3, 4),
+    Request(2**64 - 1, 2**64 - 1, None, 0),
 ]
 
 words = st.integers(0, 2**64 - 1)
@@ -44,6 +46,7 @@ messages = st.one_of(
     st.builds(Update, words, words, counts, counts, st.binary(max_size=100)),
     st.builds(Increment, words, counts, words, st.booleans(), st.binary(max_size=100)),
     st.builds(Snapshot, words, counts, words, st.binary(max_size=100)),
+    st.builds(Request, words, words, st.none() | counts, words),
 )
 
 

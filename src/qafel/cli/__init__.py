@@ -14,6 +14,7 @@ from qafel import __version__
 from qafel.cli import (
     bench,
     compare,
+    data,
     federation,
     keys,
     operate,
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
 app.add_typer(keys.app, name="keys")
 app.add_typer(operate.app, name="federation")
 alone = (run.run, compare.compare, compare.sweep, settings.settings, run.timeline, quantizers.quantizers)

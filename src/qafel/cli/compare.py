@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 Seeds = Annotated[int, Option(help="Runs of each configuration, with consecutive seeds.", min=1)]
 Jobs = Annotated[int | None, Option(help="Runs at the same time; default: one per core.", min=1)]
 Reference = Annotated[
-    str | None, Option(help="What the others are compared with; default: fedbuff, or the first.")
+    str | None,
+    Option(
+        help="What the others are compared with; in a sweep, an algorithm's runs are added. Default: "
+        "fedbuff, or the first."
+    ),
 ]
 Level = Annotated[float, Option(help="Compare where the reference has made this share of its gain.")]
 Vary = Annotated[
@@ -101,7 +105,7 @@ def sweep(
         values[name] = found
     if not values:
         raise ConfigError("a sweep needs --vary NAME=VALUE,VALUE,…")
-    wanted = grid.combinations(read_values(sim.Settings, config, change or ()), values, seeds)
+    wanted = grid.combinations(read_values(sim.Settings, config, change or ()), values, seeds, reference)
     _compare("sweep", wanted, out, form, json, jobs=jobs, reference=reference, level=level)
 
 
@@ -155,7 +159,8 @@ def _compare(
     if form is show.Format.TEXT:
         for note in comparison.notes:
             show.line(note)
-        show.line(f"\nFigure: {figure}")
+        drawn = [path for path in (figure, figure.with_stem(f"{kind}-surface")) if path.exists()]
+        show.line(f"\nFigure: {' '.join(map(str, drawn))}")
 
 
 def _extras(settings: "Settings | None") -> list[str]:

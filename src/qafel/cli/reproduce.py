@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
     from qafel.reproduce import Study
 
-NAMES = ("table1", "table2", "concurrency", "quantizers", "hidden-state", "mushrooms", "theory", "frontier")
+PAPER = ("table1", "table2", "concurrency", "quantizers", "hidden-state", "mushrooms", "theory")
+NAMES = (*PAPER, "literal-qsgd", "frontier")
+"""What ``all`` regenerates, and what goes beyond the paper."""
 LOGISTIC = "mushrooms"
+MARKS = {True: ("held", "green"), False: ("not held", "red"), None: ("undecided", "yellow")}
+"""What is printed before a claim, and its colour."""
 
 
 def reproduce(
@@ -25,10 +29,11 @@ def reproduce(
         str | None,
         Option(
             help="Data of the studies with the CNN: faces (the default), smiles32.npz, CelebA's folder, …; "
-            "of mushrooms: a table with two classes (default: breast-cancer)."
+            "of mushrooms: a table with two classes (default: breast-cancer); of frontier: a folder with the "
+            "files of its tasks, or one of them (default: digits)."
         ),
     ] = None,
-    seeds: Annotated[int, Option(help="Runs of each cell.")] = 3,
+    seeds: Annotated[int, Option(help="Runs of each cell; frontier has its own.")] = 3,
     quick: Annotated[
         bool, Option("--quick", help="Take a few minutes: a lower target, fewer uploads.")
     ] = False,
@@ -55,7 +60,7 @@ def reproduce(
     if out is not None:
         show.out_folder(out)
     results = []
-    for wanted in NAMES if name == "all" else (name,):
+    for wanted in PAPER if name == "all" else (name,):
         with batch_progress(json, wanted) as tell:
             study = studies.reproduce(
                 wanted,
@@ -99,9 +104,9 @@ def _print(study: "Study", form: show.Format) -> None:
     if form is not show.Format.TEXT:
         return
     for claim in study.claims:
-        mark, style = ("held    ", "green") if claim.held else ("not held", "red")
-        show.console.print(f"[{style}]{mark}[/]  {claim.text}", soft_wrap=True, highlight=False)
-        show.line(f"          {claim.numbers}")
+        mark, style = MARKS[claim.held]
+        show.console.print(f"[{style}]{mark:<9}[/]  {claim.text}", soft_wrap=True, highlight=False)
+        show.line(f"           {claim.numbers}")
     for note in study.notes:
-        show.line(f"note      {note}")
+        show.line(f"note       {note}")
     show.line(f"\nWritten: {' '.join(study.files)}\n")

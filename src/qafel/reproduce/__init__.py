@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qafel.errors import ConfigError
-from qafel.reproduce import celeba, hidden_state, mushrooms, theory
+from qafel.reproduce import celeba, frontier, hidden_state, mushrooms, theory
 from qafel.reproduce.study import Options, Study
 
 STUDIES: dict[str, Callable[[Options], Study]] = {
@@ -23,7 +23,8 @@ STUDIES: dict[str, Callable[[Options], Study]] = {
     "hidden-state": hidden_state.hidden_state,
     "mushrooms": mushrooms.mushrooms,
     "theory": theory.theory,
-    "frontier": celeba.frontier,
+    "literal-qsgd": celeba.literal,
+    "frontier": frontier.frontier,
 }
 
 __all__ = ["STUDIES", "Options", "Study", "reproduce"]

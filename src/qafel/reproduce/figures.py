@@ -21,7 +21,10 @@ WHISKERS = {"color": "black", "linewidth": 0.8, "capsize": 2}
 
 
 def _uploads(max_uploads: int) -> tuple[str, Value]:
-    return "uploads to the target (thousands)", lambda row: (row.limited(max_uploads), row.thousands[1])
+    return "uploads to the target (thousands)", lambda row: (
+        row.limited(max_uploads).mean() / 1000,
+        row.thousands[1],
+    )
 
 
 def _panels(values: Sequence[tuple[str, Value]], height: float) -> tuple[Any, list[tuple[Any, Value]]]:

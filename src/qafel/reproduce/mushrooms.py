@@ -19,8 +19,10 @@ import numpy as np
 
 from qafel.quantizers import quantizer
 from qafel.reproduce import figures
+from qafel.reproduce.claims import at_least, at_most, every, times
 from qafel.reproduce.logistic import BUFFER, CLIENTS, RATE, STEPS, Logistic, settings
 from qafel.reproduce.study import Claim, Computation, Options, Study, finish
+from qafel.runs.intervals import ratio_interval
 from qafel.sim import Simulation
 from qafel.sim.clock import Times
 from qafel.sim.processes import run_to_the_end
@@ -191,18 +193,22 @@ def _numbers(gathered: Gathered, size: int) -> dict[str, Any]:
 
 
 def _claims(gathered: Gathered) -> list[Claim]:
-    last = {cell: values[-1] for cell, values in gathered.means.items()}
-    ratios = {cell: value / last["FedBuff"] for cell, value in last.items()}
+    last = {cell: [values[-1] for values in runs] for cell, runs in gathered.by_seed.items()}
+    ratios = {cell: ratio_interval(values, last["FedBuff"]) for cell, values in last.items()}
     return [
         *(_authors(gathered) if gathered.is_mushrooms else ()),
         Claim(
             "QAFeL ends at most 5 % worse than FedBuff",
-            ratios["QAFeL qsgd c4 s8"] <= 1.05,
-            f"{ratios['QAFeL qsgd c4 s8']:.3f}× (qsgd), {ratios['QAFeL topk c100 s1']:.3f}× (top 1 %) "
+            every(at_most(ratios[cell], 1.05) for cell in ("QAFeL qsgd c4 s8", "QAFeL topk c100 s1")),
+            f"{times(ratios['QAFeL qsgd c4 s8'])} (qsgd), {times(ratios['QAFeL topk c100 s1'])} (top 1 %) "
             f"after {gathered.marks[-1]:,} steps",
         ),
         *(
-            Claim(f"{what} ends at least {least} times worse", ratios[cell] >= least, f"{ratios[cell]:.1f}×")
+            Claim(
+                f"{what} ends at least {least} times worse",
+                at_least(ratios[cell], least),
+                times(ratios[cell]),
+            )
             for what, cell, least in (
                 ("naive QSGD", "naive qsgd c4 s8", 4),
                 ("naive top 50 %", "naive topk c100 s50", 20),

@@ -1,19 +1,19 @@
 """The runs of some cells under one protocol, and rows of tables from them, next to the paper's numbers."""
 
 import math
-import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from qafel.reproduce import cells
 from qafel.reproduce.cells import Cell
-from qafel.reproduce.study import Options, Study, finish
+from qafel.reproduce.study import Options, Study, commits, finish
 from qafel.runs.comparison import Diverged, Outcome
-from qafel.runs.curves import Against, against
+from qafel.runs.intervals import Floats, Interval, ratio_interval
 from qafel.runs.result import Result
 from qafel.runs.summary import mean_std
 
@@ -43,6 +43,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     mb_up: Pair
     """In real frames, to the target."""
     mb_down: Pair
+    mb_down_by_seed: list[float | None]
+    """To the target."""
     paper_thousands: Pair | None
     paper_kb_up: float | None
     """By the paper's formula."""
@@ -54,9 +56,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Our uploads in the paper's accounting."""
     formula_mb_down: float | None
 
-    def limited(self, max_uploads: int) -> float:
-        """Uploads to the target in thousands; a run that never reached it counts with ``max_uploads``."""
-        return statistics.fmean((max_uploads if u is None else u) / 1000 for u in self.uploads)
+    def limited(self, max_uploads: int) -> Floats:
+        """Uploads to the target, by seed; a run that never reached it counts with ``max_uploads``."""
+        return np.array([max_uploads if uploads is None else uploads for uploads in self.uploads], float)
 
 
 def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
@@ -79,6 +81,7 @@ def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
         kb_down=mean_std([r.summary.bytes_down / max(1, r.summary.version) / 1000 for r in runs])[0],
         mb_up=mean_std([target["bytes_up"] / 1e6 for target in there]),
         mb_down=mean_std([target["bytes_down"] / 1e6 for target in there]),
+        mb_down_by_seed=[target["bytes_down"] / 1e6 if target else None for target in targets],
         paper_thousands=paper,
         paper_kb_up=sizes[0] / 1000 if sizes else None,
         paper_kb_down=sizes[1] / 1000 if sizes else None,
@@ -87,6 +90,21 @@ def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
         formula_mb_up=1000 * thousands[0] * sizes[0] / 1e6 if sizes else None,
         formula_mb_down=1000 * thousands[0] / 10 * sizes[1] / 1e6 if sizes else None,
     )
+
+
+class Paired(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell against a reference, where both first reach the target, over paired seeds."""
+
+    seeds: int
+    uploads: list[int]
+    """To the target, by seed."""
+    reference: list[int]
+    """Those of the reference."""
+    ratio: Interval
+    """Uploads over those of the reference: means, with their 95 % interval."""
+    fewer_up: Interval
+    """The reference's MB up over these."""
+    fewer_down: Interval
 
 
 @dataclass(frozen=True)
@@ -103,12 +121,19 @@ class Runs:
         """Table rows from the first ``max_seeds`` seeds: the same seeds in every row."""
         return [row(cell, self.outcomes[cell.name][:max_seeds]) for cell in chosen]
 
-    def against(self, cell: str, reference: str = "fedbuff") -> Against:
-        """A cell against a reference cell, by the mean curves of the seeds that both have."""
-        mine, theirs = (
-            [run for run in self.outcomes[name] if isinstance(run, Result)] for name in (cell, reference)
+    def against(self, cell: str, reference: str = "fedbuff") -> Paired:
+        """A cell against a reference cell, where both first reach the target, on the seeds that both have."""
+        mine, theirs = ([_costs(run, self.shared) for run in self.outcomes[n]] for n in (cell, reference))
+        count = min(len(mine), len(theirs))
+        ours, base = (np.array(costs[:count], float).T for costs in (mine, theirs))
+        return Paired(
+            seeds=count,
+            uploads=[int(uploads) for uploads in ours[0]],
+            reference=[int(uploads) for uploads in base[0]],
+            ratio=ratio_interval(ours[0], base[0]),
+            fewer_up=ratio_interval(base[1], ours[1]),
+            fewer_down=ratio_interval(base[2], ours[2]),
         )
-        return against(mine, theirs, reference, "accuracy") or _unknown(reference)
 
     @property
     def goal(self) -> str:
@@ -117,8 +142,10 @@ class Runs:
 
     @property
     def notes(self) -> list[str]:
-        """One sentence for every run that did not reach the target."""
-        notes = []
+        """What one should know of the runs, and one sentence for each that did not reach the target."""
+        ended = [run for runs in self.outcomes.values() for run in runs if isinstance(run, Result)]
+        ended.sort(key=lambda run: -run.summary.concurrency["mean"])
+        notes = [*next((run.summary.notes for run in ended if run.summary.notes), [])]
         for cell, outcomes in self.outcomes.items():
             for seed, outcome in enumerate(outcomes):
                 name = f"{cell}-seed{seed}"
@@ -134,19 +161,22 @@ class Runs:
 
     def finish(self, name: str, *, numbers: Mapping[str, Any], **results: Any) -> Study:
         """The study, with its protocol and the commits that the runs were made at."""
-        runs = [run for outcomes in self.outcomes.values() for run in outcomes if isinstance(run, Result)]
-        commits = sorted({str(run.summary.provenance["commit"]) for run in runs})
-        origin = {"protocol": self.shared, "commits of the runs": commits}
+        outcomes = [outcome for outcomes in self.outcomes.values() for outcome in outcomes]
+        origin = {"protocol": self.shared, "commits of the runs": commits(outcomes)}
         return finish(name, self.folder, data=self.data, numbers={**origin, **numbers}, **results)
 
 
-def _unknown(reference: str) -> Against:
-    """A comparison of runs that cannot be compared: no claim holds."""
-    nan = math.nan
-    intervals: Any = dict.fromkeys(("ratio", "fewer_up", "fewer_down"), (nan, nan, nan))
-    numbers: Any = dict.fromkeys(("level", "share", "uploads", "mb_up", "mb_down", "share_of_bytes"), nan)
-    none: Any = {"seeds": [], "by_seed": [], "reference_by_seed": []}
-    return Against(reference=reference, metric="accuracy", **numbers, **intervals, **none)
+def _costs(outcome: Outcome, shared: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Uploads, bytes up and bytes down to the target.
+
+    A run that never reached it counts with all that it took, a lower bound; one that diverged, with infinity.
+    """
+    if isinstance(outcome, Diverged):
+        return float(shared["uploads"]), math.inf, math.inf
+    summary = outcome.summary
+    if summary.target is None:
+        return summary.uploads, summary.bytes_up, summary.bytes_down
+    return summary.target["uploads"], summary.target["bytes_up"], summary.target["bytes_down"]
 
 
 def run_cells(

@@ -3,7 +3,7 @@
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,14 @@ import msgspec
 from qafel.files import write, write_json
 from qafel.records import finite, provenance
 from qafel.runs.comparison import Outcome
+from qafel.runs.result import Result
 from qafel.sim import PACKAGES, Settings
 from qafel.sim.batch import claim, run_all
 from qafel.sim.processes import State, Tell, in_parallel
 from qafel.tables import Table
 
 Value = TypeVar("Value")
+MARKS = {True: "held", False: "**not held**", None: "*undecided*"}
 
 
 class Computation(msgspec.Struct, Generic[Value], frozen=True):
@@ -96,7 +98,8 @@ class Claim(msgspec.Struct, frozen=True):
     """A claim, whether it held, and the numbers."""
 
     text: str
-    held: bool
+    held: bool | None
+    """True only if the whole 95 % interval fulfils it, False if none of it does, None if a part does."""
     numbers: str
 
 
@@ -111,6 +114,12 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     """All numbers, unrounded."""
     notes: list[str]
     files: list[str]
+
+
+def commits(outcomes: Iterable[Outcome]) -> list[str]:
+    """The commits that runs were made at."""
+    runs = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    return sorted({str(run.summary.provenance["commit"]) for run in runs})
 
 
 def finish(
@@ -151,7 +160,7 @@ def _markdown(study: Study, figures: Sequence[Path]) -> str:
     for table in study.tables:
         lines += [table.markdown()]
     lines += ["| claim | here | numbers |", "|---|---|---|"] if study.claims else []
-    lines += [f"| {c.text} | {'held' if c.held else '**not held**'} | {c.numbers} |" for c in study.claims]
+    lines += [f"| {c.text} | {MARKS[c.held]} | {c.numbers} |" for c in study.claims]
     notes = [textwrap.fill(f"- {note}", 100, subsequent_indent="  ") for note in study.notes]
     lines += ["", *notes]
     lines += ["", *(f"![{path.name}]({path.name})" for path in figures if path.suffix == ".png")]

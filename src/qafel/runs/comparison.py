@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from qafel.errors import ConfigError
-from qafel.runs.curves import SHARE, Against, Interval, against
+from qafel.runs.curves import SHARE, Against, against
 from qafel.runs.groups import check_seeds, group
+from qafel.runs.intervals import Interval
 from qafel.runs.result import Result, figure_of, load
 from qafel.runs.summary import main_metric, mean_std, shown
 from qafel.runs.tabular import Tabular

@@ -10,27 +10,20 @@ The gain of the reference is the distance from its first evaluation to the mean 
 curve. A mean curve goes as far as all of its runs do: runs that end at a target make it short.
 """
 
-import functools
-import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from qafel.runs.intervals import Floats, Interval, resamples, spread
 from qafel.runs.result import Result
 from qafel.tasks.target import parse_target
 
 SHARE = 0.95
 """The level: this share of the reference's gain."""
-RESAMPLES = 2000
 TAIL = 0.9
 """The final value of a curve is its mean over the uploads beyond this share."""
 MAX_PLACES = 2000
-Floats = npt.NDArray[np.float64]
-Interval = tuple[float, float, float]
-"""A value and its 95 % interval; NaN where there is only one seed."""
 
 
 class Against(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +102,7 @@ def against(
     sides = [[pairs[seed][k] for seed in seeds] for k in (0, 1)]
     ours, base = (_Curves(side, metric) for side in sides)
     count = len(seeds)
-    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
-    weights = np.concatenate([np.full((1, count), 1 / count), draws])  # first all seeds, then resamples
+    weights = resamples(count)
     curves = weights @ base.value
     gain = curves[:, base.places >= TAIL * base.end].mean(1) - curves[:, 0]
     better = _direction(metric, sides[1][0].summary.settings.get("target"))
@@ -119,16 +111,6 @@ def against(
     level, sign = curves[:, 0] + share * gain, np.sign(gain)
     uploads, up, down = ours.crossing(weights, level, sign)
     base_uploads, base_up, base_down = base.crossing(weights, level, sign)
-
-    def interval(a: Floats, b: Floats) -> Interval:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = a / b
-        spread = ratios[1:][~np.isnan(ratios[1:])]
-        if count < 2 or not len(spread):
-            return float(ratios[0]), float("nan"), float("nan")
-        tail = tail_share(count)
-        low, high = np.quantile(spread, tail, method="lower"), np.quantile(spread, 1 - tail, method="higher")
-        return float(ratios[0]), float(low), float(high)
 
     return Against(
         reference=name,
@@ -139,30 +121,13 @@ def against(
         uploads=float(uploads[0]),
         mb_up=float(up[0]),
         mb_down=float(down[0]),
-        ratio=interval(uploads, base_uploads),
-        fewer_up=interval(base_up, up),
-        fewer_down=interval(base_down, down),
+        ratio=spread(uploads, base_uploads, count),
+        fewer_up=spread(base_up, up, count),
+        fewer_down=spread(base_down, down, count),
         share_of_bytes=float((up[0] + down[0]) / (base_up[0] + base_down[0])),
         by_seed=[_crossing(run, metric, level[0], sign[0]) for run in sides[0]],
         reference_by_seed=[_crossing(run, metric, level[0], sign[0]) for run in sides[1]],
     )
-
-
-@functools.cache
-def tail_share(count: int) -> float:
-    """The share of resamples below a 95 % interval from ``count`` seeds.
-
-    The plain percentiles, 2.5 % on each side, are too narrow for few seeds: they take no account of Student's
-    distribution, nor of the spread of resamples being smaller by √((n − 1)/n). This share makes up for both.
-    """
-    freedom = count - 1
-    angles = np.linspace(
-        0.0, np.pi / 2, 20_001
-    )  # t = √freedom·tan(angle) has a density of cos(angle)^(f − 1)
-    weights = np.cos(angles) ** (freedom - 1)
-    below = 0.5 + 0.5 * np.cumsum(weights) / weights.sum()
-    quantile = math.sqrt(freedom) * math.tan(float(np.interp(0.975, below, angles)))
-    return NormalDist().cdf(-math.sqrt(count / freedom) * quantile)
 
 
 def _direction(metric: str, goal: float | str | None) -> int:

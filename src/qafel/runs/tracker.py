@@ -4,7 +4,7 @@ Every driver holds one and feeds it events:
 
     advance(now)              time passes
     received(bytes, events)   the server processed an upload
-    downloaded(bytes)         a client fetched frames, where increments are not broadcast
+    downloaded(bytes, request) a client asked for frames and fetched them, where they are not broadcast
     evaluated(metrics)        the model was measured on held-out samples
 
 The first stop condition that is met sets ``reason``: the target, the number of uploads, the byte budget, or
@@ -119,10 +119,11 @@ class Tracker:
         if budget is not None and totals.bytes_up + totals.bytes_down >= budget:
             self.end("byte budget")
 
-    def downloaded(self, size: int) -> None:
-        """Account for frames that a client fetched, where increments are not broadcast."""
+    def downloaded(self, size: int, request: int = 0) -> None:
+        """Account for frames that a client asked for and fetched, where increments are not broadcast."""
         if self.settings.downlink != "broadcast":
             self.totals.bytes_down += size
+            self.totals.bytes_up += request
 
     @property
     def evaluation_due(self) -> bool:

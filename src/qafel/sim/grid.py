@@ -19,6 +19,7 @@ from qafel.runs.comparison import Comparison, Outcome, check_level
 from qafel.runs.curves import SHARE
 from qafel.runs.groups import group
 from qafel.runs.result import Result, load
+from qafel.runs.surface import surface
 from qafel.sim import PACKAGES
 from qafel.sim.batch import claim, run_all, work_folder
 from qafel.sim.processes import Tell
@@ -47,7 +48,8 @@ def sweep(
 ) -> Comparison:
     """Run every combination of the values in ``vary``, each with ``seeds`` seeds, and compare them.
 
-    Values are a list, or a mapping from names to values, for objects that have no name.
+    Values are a list, or a mapping from names to values, for objects that have no name. ``reference`` is the
+    combination that the others are compared with, or an algorithm, whose runs are then added.
 
     The other settings are those of ``base`` (settings, or a TOML file) and the keywords. ``out`` is the
     folder of the runs, by default a new one in runs/; a sweep that was interrupted continues when it is
@@ -59,12 +61,17 @@ def sweep(
         if isinstance(base, Settings)
         else read_values(Settings, path)
     )
-    groups = combinations({**start, **settings}, vary, seeds)
+    groups = combinations({**start, **settings}, vary, seeds, reference)
     return run_groups(groups, "sweep", out, jobs=jobs, reference=reference, level=level, tell=tell)[0]
 
 
-def combinations(base: Mapping[str, Any], vary: Mapping[str, Any], seeds: int) -> Groups:
-    """The settings of every combination of values, named by what differs; all of them are checked."""
+def combinations(
+    base: Mapping[str, Any], vary: Mapping[str, Any], seeds: int, reference: str | None = None
+) -> Groups:
+    """The settings of every combination of values, named by what differs; all of them are checked.
+
+    A ``reference`` that is an algorithm and none of the combinations is added to them.
+    """
     _check_seeds(seeds)
     if not vary:
         raise ConfigError("a sweep needs at least one setting to vary, with its values")
@@ -74,6 +81,10 @@ def combinations(base: Mapping[str, Any], vary: Mapping[str, Any], seeds: int) -
         label = ", ".join(text for text, _ in chosen)
         one = {name: value for name, (_, value) in zip(vary, chosen, strict=True)}
         groups[label] = _with_seeds(make_settings({**base, **one}, "the sweep"), seeds)
+    if reference in ALGORITHMS and reference not in groups:
+        plain = {name: value for name, value in base.items() if not name.endswith("_quantizer")}
+        settings = make_settings({**plain, "algorithm": reference}, "the sweep")
+        groups = {str(reference): _with_seeds(settings, seeds), **groups}
     return groups
 
 
@@ -203,6 +214,7 @@ def run_groups(
     comparison.to_csv(folder / f"{kind}.csv")
     with contextlib.suppress(MissingExtraError):  # the numbers are complete without a figure
         comparison.figure(folder / f"{kind}.png")
+        surface(comparison, folder / f"{kind}-surface.png")
     return comparison, folder
 
 

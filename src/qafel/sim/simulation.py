@@ -39,7 +39,7 @@ from qafel.sim.settings import Settings
 from qafel.sim.timeline import Event, Timeline, kernels
 from qafel.sim.workers import Workers
 from qafel.vectors import Layout, Vector
-from qafel.wire import Rejected, Sealed
+from qafel.wire import Rejected, Sealed, request_bytes
 
 CHECKPOINT_SECONDS = 30.0
 """The default time between two checkpoints."""
@@ -104,8 +104,8 @@ class Simulation:
         self._sent: deque[bytes] = deque()
         """Increments that have not reached the clients."""
         self._follower = Client(job, learner.x, client=0)
-        self._held = None if settings.downlink == "broadcast" else np.full(learner.clients, -1)
-        """The version of x̂ that each client holds, where increments are not broadcast; −1: none."""
+        self._held = None if settings.downlink == "broadcast" else np.zeros(learner.clients, np.int64)
+        """The version of x̂ that each client holds, where increments are not broadcast; x⁰ is agreed on."""
         self.seconds = dict.fromkeys(("total", "server", "evaluation", "checkpoint"), 0.0)
         self._before: dict[str, float] = {}
         """The seconds that were spent before the run was resumed."""
@@ -214,10 +214,8 @@ class Simulation:
             return 0.0
         held = int(self._held[event.client])
         self._held[event.client] = event.version
-        if held == event.version:
-            return 0.0
-        size = self.server.catch_up_bytes(held if held >= 0 else None)
-        self.tracker.downloaded(size)
+        size = self.server.catch_up_bytes(held)
+        self.tracker.downloaded(size, request_bytes(self.server.job.id, event.client, held))
         return _transfer(size, self.settings.down_bandwidth)
 
     def _evaluate(self) -> None:

@@ -41,19 +41,19 @@ def class_folders(folder: Path) -> Table:
     )
 
 
-def pixels(paths: Sequence[Path]) -> npt.NDArray[np.uint8]:
-    """The images, with the shorter side resized to 32 and the middle cropped to 32×32."""
+def pixels(paths: Sequence[Path], mode: str = "RGB") -> npt.NDArray[np.uint8]:
+    """The images, with the shorter side resized to 32 and the middle cropped to 32×32; mode "L" is gray."""
     try:
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError("reading images", "data") from error
-    out = np.empty((len(paths), SIDE, SIDE, 3), np.uint8)
+    out = np.empty((len(paths), SIDE, SIDE, *((3,) if mode == "RGB" else ())), np.uint8)
     for k, path in enumerate(paths):
         kinds = ValueError, SyntaxError, Image.DecompressionBombError
         with reading(path, *kinds), Image.open(path) as image:
             scale = SIDE / min(image.size)
             size = [max(SIDE, round(side * scale)) for side in image.size]
-            small = image.convert("RGB").resize((size[0], size[1]), Image.Resampling.BILINEAR)
+            small = image.convert(mode).resize((size[0], size[1]), Image.Resampling.BILINEAR)
         left, top = (size[0] - SIDE) // 2, (size[1] - SIDE) // 2
         out[k] = np.asarray(small.crop((left, top, left + SIDE, top + SIDE)))
     return out
@@ -140,9 +140,11 @@ def celeba(folder: Path) -> Table:
     smiling = _smiling(folder / ATTRIBUTES)
     count = len(celebrities)
     training = set(random.Random(LEAF_SEED).sample(range(count), int(TRAIN_FRACTION * count)))
+    order = list(celebrities)
+    random.Random(LEAF_SEED).shuffle(order)  # LEAF shuffles the users when it samples, then splits them
     names, labels, users, held = [], [], [], []
-    for k, images in enumerate(celebrities.values()):
-        for image in images:
+    for k, name in enumerate(order):
+        for image in celebrities[name]:
             if image not in smiling:
                 raise ConfigError(f"{folder / ATTRIBUTES} has no line for {image}, which {IDENTITIES} lists")
             labels.append(smiling[image])
