@@ -28,7 +28,7 @@ MAX_PAYLOAD = (1 << 32) - 1
 """The longest field that a frame can have, in bytes."""
 DEFAULT_QUANTIZER = "qsgd:4,bucket=256,norm=max"
 """Both quantizers of a bare ``Job``, and of models below SMALL_MODEL coordinates."""
-CLIENT_QUANTIZER, SERVER_QUANTIZER = "rotated:bits=0.5", "deadzone:step=1.8"
+CLIENT_QUANTIZER, SERVER_QUANTIZER = "rotated:bits=0.4", "deadzone:step=1.8"
 """The default quantizers of ``algorithm("qafel")``; docs/frontier.md measures them."""
 SMALL_MODEL = 4096
 """Below this many coordinates a frame is mostly header, and four bits cost little."""

@@ -23,7 +23,7 @@ PAIRS = {
     "randk:0.25,scaled": twin.randk(0.25, scaled=True),
     "randk:0.25": twin.randk(0.25, scaled=False),
     "contract:qsgd:4": twin.contract(twin.qsgd(7), quantizer("qsgd:4").omega(SIZE)),
-    "rotated:bits=0.5": twin.rotated(0.5),
+    "rotated:bits=0.4": twin.rotated(0.4),
     "rotated:bits=3": twin.rotated(3),
     "deadzone:step=1.8": twin.deadzone(1.8),
     "deadzone:step=0.3": twin.deadzone(0.3),
@@ -38,7 +38,7 @@ MATCHES = [
     ("induced:topk:0.1+qsgd:4,bucket=64", "contract:qsgd:4"),
     ("affine:11", "qsgd:levels=4,bucket=100,norm=max"),
     ("qsgd:8,norm=max", "randk:0.25"),
-    ("rotated:bits=0.5", "deadzone:step=1.8"),
+    ("rotated:bits=0.4", "deadzone:step=1.8"),
 ]
 WEIGHTS = {
     "constant": lambda tau: 1.0,

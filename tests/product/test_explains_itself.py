@@ -71,7 +71,7 @@ def complete(*words: str) -> list[str]:
         (["swe"], "sweep"),
         (["run", "--set", "local_r"], "local_rate="),
         (["run", "--set", "algorithm=fedb"], "algorithm=fedbuff"),
-        (["run", "--set", "client_quantizer=rot"], "client_quantizer=rotated:bits=0.5"),
+        (["run", "--set", "client_quantizer=rot"], "client_quantizer=rotated:bits=0.4"),
         (["sweep", "--vary", "buffer"], "buffer_size="),
         (["quantizers", "topk"], "topk:0.1"),
         (["settings", "stale"], "staleness_weight"),
@@ -249,7 +249,7 @@ def test_errors_raised_in_python_do_not_speak_of_flags() -> None:
 
 def test_the_table_of_quantizers_shows_what_a_typical_vector_costs() -> None:
     rows = {row["spec"]: row for row in call_json("quantizers")["quantizers"]}
-    default = rows["rotated:bits=0.5"]
+    default = rows["rotated:bits=0.4"]
     assert default["typical_bits"] < 0.6
     assert default["typical_bits"] < default["bits"] / 20  # the worst case alone reads like the worst choice
     assert "bits/coord" in call("quantizers", "identity").stdout

@@ -52,7 +52,7 @@ class Rotated(Additive):
     """A rotation, a dead zone, an entropy coder, and a factor that makes it unbiased over rotations."""
 
     name = "rotated"
-    example = "rotated:bits=0.5"
+    example = "rotated:bits=0.4"
     unbiased = True
 
     bits: Decimal
