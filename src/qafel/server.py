@@ -58,6 +58,8 @@ class Stepped(msgspec.Struct, frozen=True):
     frame: bytes
     residual: float
     """‖x − x̂‖ after the step."""
+    error: float = 0.0
+    """The server quantizer's error: ‖x − x̂‖² after the step over ‖x − x̂‖² before it."""
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -250,9 +252,11 @@ class Server:
         increment = Increment(self._job_id, self.version, self.hidden.digest, self._replaces, payload)
         frame = wire.encode(increment)
         self.log.append(increment, frame, self.hidden.snapshot_bytes(self._job_id))
-        if not self._replaces:
-            self._watch(_norm(target), residual)
-        return Stepped(self.version, frame, residual)
+        if self._replaces:
+            return Stepped(self.version, frame, residual)
+        before = _norm(target)
+        self._watch(before, residual)
+        return Stepped(self.version, frame, residual, (residual / before) ** 2 if before else 0.0)
 
     def _watch(self, before: float, after: float) -> None:
         """Stop when the quantizer, not the training, makes ‖x − x̂‖ grow; a contraction only shrinks it."""

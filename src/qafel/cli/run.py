@@ -100,6 +100,9 @@ def run(
     resume: Annotated[Path | None, Option(help="Continue the run in this folder.")] = None,
     workers: WorkersOption = None,
     tensorboard: Annotated[bool, Option("--tensorboard", help="Also export for TensorBoard.")] = False,
+    events: Annotated[
+        bool, Option("--events", help="Also write events.jsonl, for the dashboard's timeline.")
+    ] = False,
     checkpoint: Annotated[float, Option(help="Seconds between checkpoints.", min=0)] = 30.0,
     json: show.Json = False,
 ) -> None:
@@ -114,9 +117,11 @@ def run(
         chosen = sim.read_settings(config, change or ())
         sim.need_extras(chosen, *(["tensorboard"] if tensorboard else []))
         folder = out or new_folder(Path("runs"), config.stem if config else chosen.algorithm)
-        start: Callable[..., Result] = partial(sim.run, chosen)
-    elif config is not None or change or out is not None:
-        raise ConfigError("--resume continues with the settings of the run; remove CONFIG, --set and --out")
+        start: Callable[..., Result] = partial(sim.run, chosen, events=events)
+    elif config is not None or change or out is not None or events:
+        raise ConfigError(
+            "--resume continues with the settings of the run; remove CONFIG, --set, --out and --events"
+        )
     else:
         folder, start = resume, sim.resume
     how = f"continue with: qafel run --resume {folder}"

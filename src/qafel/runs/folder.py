@@ -2,6 +2,8 @@
 
     config.toml         every setting that was used, resolved
     metrics.jsonl       a line per evaluation; without wall-clock time, so equal runs have equal bytes
+    staleness.json      how many updates had each staleness so far, while it runs
+    events.jsonl        a line per event, if they were asked for (``qafel.runs.events``)
     checkpoint.bin      the state to resume from; frames.bin beside it: frames in flight that exceed memory
     summary.json        totals, staleness, time split, provenance: written last, when the run has ended
     model.safetensors   the model
@@ -12,7 +14,7 @@ A folder without summary.json belongs to a run that has not ended: it can be res
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +23,9 @@ import msgspec
 
 from qafel import files
 from qafel.errors import ConfigError, QafelError, StateError
+from qafel.runs.events import EVENTS
+
+STALENESS = "staleness.json"
 
 
 class RunFolder:
@@ -72,6 +77,11 @@ class RunFolder:
         return self.path / "frames.bin"
 
     @property
+    def has_events(self) -> bool:
+        """Whether the events of the run are written."""
+        return (self.path / EVENTS).exists()
+
+    @property
     def metrics_bytes(self) -> int:
         """The length of metrics.jsonl."""
         return self.metrics.stat().st_size if self.metrics.exists() else 0
@@ -99,14 +109,16 @@ class RunFolder:
             self._metrics.write(msgspec.json.encode(point) + b"\n")
             self._metrics.flush()
 
-    def truncate(self, size: int) -> None:
-        """Cut metrics.jsonl to the length it had at a checkpoint: the rest will be evaluated again."""
+    def truncate(self, size: int, events: int = 0) -> None:
+        """Cut metrics.jsonl and events.jsonl to their lengths at a checkpoint: the rest is run again."""
         with self.writing():
             if self.metrics_bytes < size:
                 raise StateError(
                     f"{self.metrics} is shorter than when the checkpoint was made; start the run anew"
                 )
             os.truncate(self.metrics, size)
+            if self.has_events:
+                os.truncate(self.path / EVENTS, events)
 
     def save(self, checkpoint: bytes) -> None:
         """Replace the checkpoint atomically; it may hold secrets."""
@@ -122,10 +134,15 @@ class RunFolder:
         with self.writing():
             files.write(self.path / name, data, mode=mode)
 
+    def write_staleness(self, counts: Mapping[int, int]) -> None:
+        """Replace the histogram of a run that has not ended."""
+        with self.writing():
+            files.write_json(self.path / STALENESS, {str(tau): n for tau, n in sorted(counts.items())})
+
     def finish(self, summary: Any) -> None:
-        """Write the summary, which makes the folder a result, and remove what was needed to resume."""
+        """Write the summary, which makes the folder a result, and remove what was needed until then."""
         self.write("summary.json", files.to_json(summary))
-        for path in (self.path / "checkpoint.bin", self.frames):
+        for path in (self.path / "checkpoint.bin", self.path / STALENESS, self.frames):
             path.unlink(missing_ok=True)
         self.close()
 

@@ -30,6 +30,12 @@ class Point(msgspec.Struct, frozen=True):
     in_flight: int
     residual: float
     """‖x − x̂‖."""
+    buffer: int = 0
+    """Updates in the buffer."""
+    server_error: float | None = None
+    """The server quantizer's squared relative error, the mean over the steps since the last evaluation."""
+    client_error: float | None = None
+    """The client quantizer's, on one task that was sampled for it; only the simulator measures it."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from qafel.errors import ConfigError, DivergenceError
 from qafel.hidden import digest
 from qafel.runs.folder import RunFolder
 from qafel.runs.summary import Point, Summary
-from qafel.server import Accepted, Event, Server, Stepped
+from qafel.server import Accepted, Dropped, Event, Server, Stepped
 from qafel.tasks.settings import Learning
 from qafel.tasks.target import parse_target
 
@@ -57,6 +57,12 @@ class Totals(msgspec.Struct, array_like=True):
     staleness: dict[int, int] = {}
     """How many accepted updates had each staleness."""
     points: list[Point] = []
+    buffer: int = 0
+    """Updates in the buffer."""
+    errors: tuple[float, int] = (0.0, 0)
+    """The server quantizer's errors since the last evaluation: their sum and their number."""
+    reported: tuple[int, int] = (0, 0)
+    """Client and task of the newest update: the simulator measures the client quantizer's error on it."""
 
 
 class Tracker:
@@ -109,10 +115,14 @@ class Tracker:
         for event in events:
             if isinstance(event, Accepted):
                 totals.staleness[event.staleness] = totals.staleness.get(event.staleness, 0) + 1
+                totals.buffer += 1
             elif isinstance(event, Stepped):
-                totals.version, totals.residual = event.version, event.residual
-                if settings.downlink == "broadcast":
-                    totals.bytes_down += len(event.frame)
+                totals.version, totals.residual, totals.buffer = event.version, event.residual, 0
+                totals.errors = totals.errors[0] + event.error, totals.errors[1] + 1
+            elif isinstance(event, Dropped):
+                totals.buffer = 0
+            if isinstance(event, Stepped) and settings.downlink == "broadcast":
+                totals.bytes_down += len(event.frame)
         if totals.uploads >= settings.uploads:
             self.end("uploads")
         budget = settings.byte_budget
@@ -133,7 +143,7 @@ class Tracker:
         due = totals.uploads % self.settings.evaluate_every == 0 or totals.reason is not None
         return due and last < totals.uploads
 
-    def evaluated(self, metrics: Mapping[str, float]) -> Point:
+    def evaluated(self, metrics: Mapping[str, float], client_error: float | None = None) -> Point:
         """Record an evaluation; a target that is reached ends the run.
 
         DivergenceError if the loss is not finite, or its median has grown a hundredfold.
@@ -154,11 +164,16 @@ class Tracker:
             staleness=self.mean_staleness,
             in_flight=totals.in_flight,
             residual=totals.residual,
+            buffer=totals.buffer,
+            server_error=totals.errors[0] / totals.errors[1] if totals.errors[1] else None,
+            client_error=client_error,
         )
+        totals.errors = 0.0, 0
         self._check_loss(point)
         totals.points.append(point)
         if self.folder is not None:
             self.folder.append(point)
+            self.folder.write_staleness(totals.staleness)
         target = parse_target(settings.target)
         if target is not None and target.reached(point.smoothed) and len(totals.points) > settings.smoothing:
             totals.reason = "target"

@@ -86,6 +86,8 @@ class Options(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Called with every evaluation; one that returns True ends the run."""
     progress: Progress | None = None
     """Called after every event; by default a notebook shows a bar."""
+    events: bool = False
+    """Also write events.jsonl into the folder, for the dashboard's timeline."""
 
 
 def _keywords_of(kind: Callable[P, object]) -> Callable[[Callable[..., R]], Callable[P, R]]:
@@ -105,15 +107,18 @@ def simulate(
     workers: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
+    events: bool = False,
     **values: Any,
 ) -> Result:
     """Run a simulation; the other keywords are ``Settings``.
 
     ``out`` is a folder for the run, ``workers`` the number of processes (by default one per core);
-    ``callbacks`` are called with every evaluation, and one that returns True ends the run.
+    ``callbacks`` are called with every evaluation, and one that returns True ends the run. ``events`` writes
+    events.jsonl into the folder, for the dashboard's timeline.
     """
     path = None if out is None else Path(out)
-    return run(make_settings(values), path, workers=workers, callbacks=callbacks, progress=progress)
+    options: Any = {"workers": workers, "callbacks": callbacks, "progress": progress, "events": events}
+    return run(make_settings(values), path, **options)
 
 
 def run(
@@ -124,15 +129,19 @@ def run(
     callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    events: bool = False,
 ) -> Result:
     """Run these settings; in a folder, save a checkpoint every ``checkpoint_seconds``."""
+    if events and out is None:
+        raise ConfigError("events are written into the folder of a run; name one")
     need_extras(chosen, saved=out is not None)
     learner = chosen.learner()
     settings = chosen.resolved(learner, arrivals=chosen.arrival_process)
     folder = None if out is None else RunFolder.create(out, header(chosen) + settings.to_toml())
     try:
         options = _options(workers, callbacks, progress, checkpoint_seconds)
-        return _finish(Simulation(settings, learner, folder=folder, layout=learner.layout, **options))
+        options |= {"folder": folder, "layout": learner.layout, "events": events}
+        return _finish(Simulation(settings, learner, **options))
     except BaseException:
         if folder is not None and folder.checkpoint() is None:
             folder.remove()  # there is nothing to resume from

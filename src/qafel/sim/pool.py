@@ -3,12 +3,14 @@
     follow(x̂, version, now)    tasks that start after this start from x̂
     start(event)               train a task; its frame goes to ``frames``
     wait(serial), settle()     wait for the frame of a task, or of all tasks
-    evaluate(x)                metrics on the held-out samples, part by part
+    evaluate(x, client, task)  metrics on the held-out samples, part by part; and the client quantizer's error
+                               on this task of this client, from x
 
 The result does not depend on where and when a task is trained: its randomness is named by its client and its
 task number.
 """
 
+import math
 import time
 import traceback
 import warnings
@@ -22,6 +24,7 @@ from qafel.config import Job
 from qafel.errors import QafelError, QafelWarning, WorkerError
 from qafel.sim.frames import Frames
 from qafel.sim.timeline import Event
+from qafel.streams import derive
 from qafel.vectors import Vector
 
 
@@ -76,6 +79,22 @@ class Trainer:
         """Load the kernels that training needs, so that forked processes have them."""
         self._client.quantizer.encode(x, 0)
 
+    def error(self, task: Task) -> float:
+        """The client quantizer's squared relative error on a task, which is trained for this only.
+
+        NaN if it cannot be trained: what is measured must not end a run.
+        """
+        quantizer = self._client.quantizer
+        if quantizer.lossless:
+            return 0.0
+        try:
+            delta = self._learner.delta(task, self._learner.samples(task.client))
+            rounded = quantizer.decode(quantizer.encode(delta, derive(task.seed, "update")), len(delta))
+        except Exception:
+            return math.nan
+        total = float(np.square(delta, dtype=np.float64).sum())
+        return float(np.square(rounded - delta, dtype=np.float64).sum()) / total if total else 0.0
+
     def train(self, tasks: list[Task]) -> list[bytes]:
         """The frames of some tasks; each kind of work is done for all of them, while its code is cached."""
         began = self._clock()
@@ -122,9 +141,10 @@ class InProcess:
     def settle(self) -> None:
         """See the module."""
 
-    def evaluate(self, x: Vector) -> list[dict[str, float]]:
+    def evaluate(self, x: Vector, client: int, task: int) -> tuple[list[dict[str, float]], float]:
         """See the module."""
-        return [self._learner.evaluate(x, chunk) for chunk in range(self._learner.chunks)]
+        parts = [self._learner.evaluate(x, chunk) for chunk in range(self._learner.chunks)]
+        return parts, self._trainer.error(assign(self._job, client, task, 0, x))
 
     @property
     def seconds(self) -> list[float]:

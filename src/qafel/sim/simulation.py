@@ -27,10 +27,11 @@ from qafel.client import Advanced, Client
 from qafel.coding.threads import cores
 from qafel.config import Job
 from qafel.errors import ConfigError, QafelError, QafelWarning, StateError
+from qafel.runs.events import EVENTS, EventLog
 from qafel.runs.folder import RunFolder
 from qafel.runs.summary import crowded
 from qafel.runs.tracker import Callback, Totals, Tracker, mean_metrics, model_digest
-from qafel.server import Server, Stepped
+from qafel.server import Accepted, Server, Stepped
 from qafel.sim.clock import Times
 from qafel.sim.frames import Frames
 from qafel.sim.frames import State as FramesState
@@ -62,6 +63,7 @@ class Saved(Sealed, frozen=True):
     totals: Totals
     seconds: dict[str, float]
     metrics_bytes: int
+    events_bytes: int = 0
 
 
 class Simulation:
@@ -79,7 +81,9 @@ class Simulation:
         durations: Callable[[int], Times] | None = None,
         progress: Callable[["Simulation"], None] = lambda _: None,
         callbacks: Sequence[Callback] = (),
+        events: bool = False,
     ) -> None:
+        """``events``: also write events.jsonl into the folder (``qafel.runs.events``)."""
         self.settings, self.learner, self.folder, self._progress = settings, learner, folder, progress
         default = cores() if hasattr(os, "fork") else 1
         self.workers = default if workers is None else workers
@@ -106,6 +110,7 @@ class Simulation:
         self._follower = Client(job, learner.x, client=0)
         self._held = None if settings.downlink == "broadcast" else np.zeros(learner.clients, np.int64)
         """The version of x̂ that each client holds, where increments are not broadcast; x⁰ is agreed on."""
+        self._log = EventLog(folder.path / EVENTS) if folder and (events or folder.has_events) else None
         self.seconds = dict.fromkeys(("total", "server", "evaluation", "checkpoint"), 0.0)
         self._before: dict[str, float] = {}
         """The seconds that were spent before the run was resumed."""
@@ -147,6 +152,8 @@ class Simulation:
             self.seconds["total"] = before + time.perf_counter() - began
             self.pool.close()
             self.frames.close()
+            if self._log is not None:
+                self._log.close()
 
     def _handle(self, event: Event) -> None:
         tracker = self.tracker
@@ -157,6 +164,7 @@ class Simulation:
             self._report(event)
         elif event.kind in (kernels.START, kernels.NEVER):
             tracker.totals.in_flight += 1
+            self._note("start", event, event.version)
             if event.kind == kernels.START:
                 self.pool.start(event)
             delay = self._download(event)
@@ -170,11 +178,17 @@ class Simulation:
         elif event.kind == kernels.AWAY:
             tracker.totals.turned_away += 1
         else:
+            self._note("lost", event)
             tracker.totals.in_flight -= 1
             tracker.totals.lost += 1
 
+    def _note(self, kind: str, event: Event, *more: Any) -> None:
+        if self._log is not None:
+            self._log.write(kind, event.time, event.client, event.task, *more)
+
     def _report(self, event: Event) -> None:
         """An update reaches the server."""
+        self.tracker.totals.reported = event.client, event.task
         self.pool.wait(event.serial)
         frame = self.frames.pop(event.serial)
         if self.folder is None:
@@ -187,7 +201,13 @@ class Simulation:
         self.tracker.totals.in_flight -= 1
         self.tracker.received(len(frame), events)
         for outcome in events:
+            if isinstance(outcome, Accepted):
+                self._note("report", event, outcome.staleness)
+            elif isinstance(outcome, Rejected):
+                self._note("rejected", event, outcome.reason)
             if isinstance(outcome, Stepped):
+                if self._log is not None:
+                    self._log.write("step", event.time, outcome.version, len(outcome.frame))
                 self._stepped(outcome)
             elif isinstance(outcome, Rejected) and outcome.reason != "stale":
                 raise QafelError(f"the server refused an update of the simulation: {outcome}")
@@ -222,9 +242,10 @@ class Simulation:
         if not self.tracker.evaluation_due:
             return
         before = time.perf_counter()
-        parts = self.pool.evaluate(self.server.x)
+        parts, error = self.pool.evaluate(self.server.x, *self.tracker.totals.reported)
         self.seconds["evaluation"] += time.perf_counter() - before
-        self.tracker.evaluated(mean_metrics(parts, self.learner.held_out))
+        metrics = mean_metrics(parts, self.learner.held_out)
+        self.tracker.evaluated(metrics, error if math.isfinite(error) else None)
 
     @property
     def spent(self) -> dict[str, float]:
@@ -270,6 +291,7 @@ class Simulation:
             totals=self.tracker.totals,
             seconds=self.spent,
             metrics_bytes=self.folder.metrics_bytes,
+            events_bytes=self._log.flush() if self._log is not None else 0,
         )
         self.folder.save(saved.to_bytes())
         self.frames.commit()
@@ -297,7 +319,7 @@ class Simulation:
         self._before = saved.seconds
         self.seconds = {name: saved.seconds[name] for name in self.seconds}
         if self.folder:
-            self.folder.truncate(saved.metrics_bytes)
+            self.folder.truncate(saved.metrics_bytes, saved.events_bytes)
 
     @property
     def x(self) -> Vector:

@@ -204,15 +204,16 @@ class Workers:
         while self._waiting:
             self._take()
 
-    def evaluate(self, x: Vector) -> list[dict[str, float]]:
-        """Metrics on the held-out samples, part by part."""
+    def evaluate(self, x: Vector, client: int, task: int) -> tuple[list[dict[str, float]], float]:
+        """Metrics on the held-out samples, part by part; and the client quantizer's error on a task."""
         self._evaluations.clear()
         np.copyto(self._shared.model, x)
-        for chunk in range(self._chunks):
-            heapq.heappush(self._orders, (-math.inf, [EVALUATE, chunk, 0, 0, 0, 0]))
-        while len(self._evaluations) < self._chunks:
+        for chunk in range(self._chunks + 1):  # the last one is the task
+            heapq.heappush(self._orders, (-math.inf, [EVALUATE, chunk, client, task, 0, 0]))
+        while len(self._evaluations) <= self._chunks:
             self._take()
-        return [self._evaluations[chunk] for chunk in range(self._chunks)]
+        error = self._evaluations[self._chunks]["error"]
+        return [self._evaluations[chunk] for chunk in range(self._chunks)], error
 
     @property
     def seconds(self) -> list[float]:
@@ -313,10 +314,12 @@ def _work(k: int, shared: _Shared, job: Job, learner: Learner) -> None:
             ]
             for (_, serial, *_, box), frame in zip(training, trainer.train(tasks), strict=True):
                 yield answer(TRAIN, box, serial, frame)
-            for kind, chunk, *_, box in orders:
+            for kind, chunk, client, task, *_, box in orders:
                 if kind == EVALUATE:
-                    metrics = msgspec.msgpack.encode(learner.evaluate(model, chunk))
-                    yield answer(EVALUATE, box, chunk, metrics)
+                    last = chunk == learner.chunks
+                    sampled = assign(job, client, task, 0, model) if last else None
+                    metrics = {"error": trainer.error(sampled)} if sampled else learner.evaluate(model, chunk)
+                    yield answer(EVALUATE, box, chunk, msgspec.msgpack.encode(metrics))
         except Exception as error:
             message = f"{type(error).__name__}\0{describe(error)}\0{traceback.format_exc()}"
             failed.append(True)

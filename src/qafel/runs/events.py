@@ -1,0 +1,53 @@
+"""The events of a run, for those who want to see it happen: events.jsonl, a line each.
+
+    ["start", time, client, task, version]      a client starts a task from that version of x̂
+    ["report", time, client, task, staleness]   its update reaches the server and is counted
+    ["rejected", time, client, task, reason]    its update reaches the server and is not counted
+    ["lost", time, client, task]                it drops out
+    ["step", time, version, bytes]              the buffer is full; the increment goes to every client
+
+Times are those of the virtual clock. The log does not change a run, and a run does not read it.
+"""
+
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+EVENTS = "events.jsonl"
+Event = list[Any]
+
+
+class EventLog:
+    """Appends events to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] = path.open("ab")
+
+    def write(self, *event: Any) -> None:
+        """Append an event."""
+        self._file.write(msgspec.json.encode(event) + b"\n")
+
+    def flush(self) -> int:
+        """Write what is buffered; return the length of the file."""
+        self._file.flush()
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_events(path: Path, first: int = 0, count: int | None = None) -> list[Event]:
+    """``count`` events from the ``first`` on; a line that is being written is left out."""
+    decode = msgspec.json.Decoder(Event).decode
+    events: list[Event] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            if number < first or not line.endswith(b"\n"):
+                continue
+            if count is not None and len(events) >= count:
+                break
+            events.append(decode(line))
+    return events
