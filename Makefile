@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.qafel-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo federation-demo chaos test test-fast test-install lint format types layers tests bench reproduce-quick reproduce examples golden clean
+.PHONY: help setup demo federation-demo chaos test test-fast test-install test-page lint format types layers tests bench reproduce-quick reproduce examples golden clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "qafel needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,figures,torch,tensorboard,federation,notebook,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dashboard,data,figures,torch,tensorboard,federation,notebook,dev]'
 	@touch $@
 
 demo: setup ## QAFeL beside FedBuff on drawn faces; ends with a table and a figure.
@@ -30,10 +30,15 @@ chaos: setup ## Kill servers, clients and brokers, break networks and disks, 500
 test: lint types layers tests ## Lint, type-check, check the import layers, run the tests.
 
 test-fast: setup ## Run the tests that take no more than a few seconds each.
-	$(BIN)/python -m pytest -n auto -m "not slow and not install"
+	$(BIN)/python -m pytest -n auto -m "not slow and not install" --ignore=tests/page
 
 test-install: setup ## Ask the package index whether all extras install together, look into the wheel.
 	$(BIN)/python -m pytest -m install tests/product/test_installation.py
+
+test-page: setup ## Drive the page in Debian's chromium (apt-get install chromium); needs npm for axe-core.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
+	npm install --silent --no-save --prefix .venv/page axe-core@4
+	AXE=.venv/page/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest tests/page
 
 lint: setup ## Check style and format.
 	$(BIN)/ruff check .
@@ -50,7 +55,7 @@ layers: setup ## Check which room imports which.
 	$(BIN)/lint-imports
 
 tests: setup ## Run the tests.
-	$(BIN)/python -m pytest -n auto -m "not install"
+	$(BIN)/python -m pytest -n auto -m "not install" --ignore=tests/page
 
 bench: setup ## Time codecs, simulator and federation against their yardsticks, measure memory; write results/bench-*.json.
 	$(BIN)/qafel bench codec --on benchmarks/deltas.npz --out results/bench-codec.json

@@ -5,6 +5,7 @@ import importlib.util
 from qafel.errors import MissingExtraError
 
 MODULES = {
+    "dashboard": ("starlette", "uvicorn"),
     "data": ("sklearn", "PIL"),
     "federation": ("nats", "nkeys", "cryptography"),
     "figures": ("matplotlib",),

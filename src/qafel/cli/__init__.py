@@ -14,6 +14,7 @@ from qafel import __version__
 from qafel.cli import (
     bench,
     compare,
+    dashboard,
     data,
     federation,
     keys,
@@ -42,8 +43,9 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(operate.app, name="federation")
 alone = (run.run, compare.compare, compare.sweep, settings.settings, run.timeline, quantizers.quantizers)
 studies = (compare.demo, reproduce.reproduce, tune.tune)
+shown = (dashboard.dashboard, dashboard.report)
 networked = (federation.broker, federation.serve, federation.join, federation.status)
-for command in (*alone, *studies, *networked, federation.federation_demo):
+for command in (*alone, *studies, *shown, *networked, federation.federation_demo):
     app.command()(command)
 
 USAGE, TEMPORARY, PIPE = 2, 75, 141

@@ -161,6 +161,7 @@ def _compare(
             show.line(note)
         drawn = [path for path in (figure, figure.with_stem(f"{kind}-surface")) if path.exists()]
         show.line(f"\nFigure: {' '.join(map(str, drawn))}")
+        show.look_at(folder)
 
 
 def _extras(settings: "Settings | None") -> list[str]:

@@ -48,7 +48,10 @@ def list_clients(name: Name, broker: BrokerUrl = BROKER, keys: Keys = None, json
     rows = operate.clients(name, broker, keys)
     if json:
         show.json(
-            [dict(zip(("client", "seen", "tasks", "reason", "rejected"), row, strict=True)) for row in rows]
+            [
+                dict(zip(("client", "seen", "tasks", "reason", "rejected", "behind"), row, strict=True))
+                for row in rows
+            ]
         )
         return
     cells = [
@@ -58,10 +61,12 @@ def list_clients(name: Name, broker: BrokerUrl = BROKER, keys: Keys = None, json
             f"{tasks:,}",
             reason or "counted",
             ", ".join(map(str, rejected)) or "none",
+            "–" if behind is None else f"{behind:,}",
         ]
-        for client, seen, tasks, reason, rejected in rows
+        for client, seen, tasks, reason, rejected, behind in rows
     ]
-    show.table(f"Clients of {name}", ["client", "seen", "tasks", "last task", "rejections"], cells)
+    columns = ["client", "seen", "tasks", "last task", "rejections", "versions behind"]
+    show.table(f"Clients of {name}", columns, cells)
 
 
 @app.command("stop")

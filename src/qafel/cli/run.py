@@ -152,6 +152,7 @@ def print_result(result: "Result", folder: Path) -> None:
     show.line(f"Run folder: {folder}")
     if (folder / "curves.png").exists():
         show.line(f"Figure: {folder / 'curves.png'}")
+    show.look_at(folder)
 
 
 def timeline(

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -174,6 +175,11 @@ def yes(value: bool) -> str:
 def say(text: str, style: str = "") -> None:
     """Print a line to standard error, in colour where the terminal wants it."""
     err.print(Text(text, style=style), soft_wrap=True)
+
+
+def look_at(folder: Path) -> None:
+    """Name the command that shows a folder of runs in the browser."""
+    line(f"In the browser: qafel dashboard {shlex.quote(str(folder))}")
 
 
 def paragraph(text: str, indent: int) -> None:

@@ -113,6 +113,8 @@ class LeaseDesk:
         self.ended: str | None = None
         self.seen: dict[int, float] = {}
         """When each client was last heard."""
+        self.granted: dict[int, int] = {}
+        """The version of each client's newest lease."""
         self.resends: dict[int, int] = {}
         """Clients that are to send their upload again, and its number."""
         self._asked: dict[int, tuple[int, float]] = {}
@@ -258,6 +260,7 @@ class LeaseDesk:
         del self._waiting[client]
         self._resting.pop(client, None)
         self._held[client] = _Held(task, now + state.plan.lease_seconds)
+        self.granted[client] = self.version
         lease = Lease(task, self.version, token(state.key, client, task, self.version), evaluate)
         self.outbox.append((client, self._answer(client, lease=lease)))
         self._receipts.pop(client, None)

@@ -132,6 +132,7 @@ class Monitor:
         self._points: list[Any] = []
         self._rejected: dict[int | None, Counter[str]] = {}
         self._reported: dict[int | None, float] = {}
+        self._stored_at: float | None = None
 
     def event(self, event: Event, client: int | None, notice: Notice) -> None:
         """Count an event of the server; the rejections of one client are reported now and then."""
@@ -192,6 +193,7 @@ class Monitor:
             "seconds": round(totals.time, 1),
             "term": term,
             "sequence": state.sequence,
+            "checkpoint": None if self._stored_at is None else round(now - self._stored_at, 1),
             "reason": ended,
         }
         self._clients = [
@@ -201,6 +203,7 @@ class Monitor:
                 state.last(client).task + 1,
                 state.last(client).reason,
                 dict(self._rejected.get(client, {})),
+                server.version - desk.granted[client] if client in desk.granted else None,
             ]
             for client, heard in list(desk.seen.items())[:MAX_ROWS]
         ]
@@ -215,10 +218,12 @@ class Monitor:
         """Keep the status, the evaluations and the table of clients where an observer can read them.
 
         A row of the table has the client, the seconds since it was heard, its decided tasks, why the last one
-        was rejected (empty: it was counted), and its rejections by reason.
+        was rejected (empty: it was counted), its rejections by reason, and how many versions ago its newest
+        lease was granted.
         """
         if not self._status:
             return
+        self._stored_at = time.monotonic()
         subjects, room = self._connection.subjects, self._connection.max_payload - 4096
         values = {"status": self._status, "clients": self._clients, "points": self._points}
         for key, value in values.items():

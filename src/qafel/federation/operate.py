@@ -106,6 +106,16 @@ def clients(name: str, broker: str, keys: str | Path | None = None) -> list[list
     return rows
 
 
+def points(name: str, broker: str, keys: str | Path | None = None) -> list[dict[str, Any]]:
+    """The evaluations of a federation as of the last checkpoint."""
+    roles = ("operator", "observer")
+    path = Path(keys) if keys else None
+    stored: list[dict[str, Any]] | None = _run(
+        name, broker, path, lambda one: _stored(one, "points"), roles=roles
+    )
+    return stored or []
+
+
 def decide(name: str, broker: str, decision: Stop | Change | Skip, keys: str | Path | None = None) -> int:
     """Write a decision to the log of a federation and return its sequence number."""
     if isinstance(decision, Change):

@@ -2,7 +2,7 @@
 
     config.toml         every setting that was used, resolved
     metrics.jsonl       a line per evaluation; without wall-clock time, so equal runs have equal bytes
-    staleness.json      how many updates had each staleness so far, while it runs
+    live.json           while it runs: its size, its clients, and how many updates had each staleness so far
     events.jsonl        a line per event, if they were asked for (``qafel.runs.events``)
     checkpoint.bin      the state to resume from; frames.bin beside it: frames in flight that exceed memory
     summary.json        totals, staleness, time split, provenance: written last, when the run has ended
@@ -25,7 +25,7 @@ from qafel import files
 from qafel.errors import ConfigError, QafelError, StateError
 from qafel.runs.events import EVENTS
 
-STALENESS = "staleness.json"
+LIVE = "live.json"
 
 
 class RunFolder:
@@ -134,15 +134,15 @@ class RunFolder:
         with self.writing():
             files.write(self.path / name, data, mode=mode)
 
-    def write_staleness(self, counts: Mapping[int, int]) -> None:
-        """Replace the histogram of a run that has not ended."""
+    def write_live(self, values: Mapping[str, Any]) -> None:
+        """Replace what is known of a run that has not ended."""
         with self.writing():
-            files.write_json(self.path / STALENESS, {str(tau): n for tau, n in sorted(counts.items())})
+            files.write_json(self.path / LIVE, values)
 
     def finish(self, summary: Any) -> None:
         """Write the summary, which makes the folder a result, and remove what was needed until then."""
         self.write("summary.json", files.to_json(summary))
-        for path in (self.path / "checkpoint.bin", self.path / STALENESS, self.frames):
+        for path in (self.path / "checkpoint.bin", self.path / LIVE, self.frames):
             path.unlink(missing_ok=True)
         self.close()
 

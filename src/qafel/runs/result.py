@@ -144,10 +144,21 @@ def load(folder: str | Path) -> Result:
             )
         summary = _decoded(data, Summary)
         lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-        points = [_decoded(line, Point) for line in lines]
+        points = [decode_point(line) for line in lines]
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"the run in {folder} cannot be read: {error}") from error
     return Result(summary, points, None, None, folder)
+
+
+_point = msgspec.json.Decoder(Point)
+
+
+def decode_point(line: bytes) -> Point:
+    """A line of metrics.jsonl; MsgspecError if it is none."""
+    try:
+        return _point.decode(line)
+    except msgspec.ValidationError:
+        return _decoded(line, Point)  # a metric that is not a number
 
 
 def _decoded(data: bytes, kind: type[T]) -> T:

@@ -75,6 +75,8 @@ class Tracker:
             raise ConfigError(f"callbacks must be a list of functions of a Point, got {callbacks!r:.60}")
         self.settings, self.folder, self._callbacks = settings, folder, callbacks
         self.totals = Totals()
+        self.about: dict[str, Any] = {}
+        """What the driver knows of the run: the ``size`` of the model, the number of ``clients``."""
 
     @property
     def points(self) -> list[Point]:
@@ -173,7 +175,8 @@ class Tracker:
         totals.points.append(point)
         if self.folder is not None:
             self.folder.append(point)
-            self.folder.write_staleness(totals.staleness)
+            staleness = {str(tau): n for tau, n in sorted(totals.staleness.items())}
+            self.folder.write_live({**self.about, "staleness": staleness})
         target = parse_target(settings.target)
         if target is not None and target.reached(point.smoothed) and len(totals.points) > settings.smoothing:
             totals.reason = "target"

@@ -100,6 +100,7 @@ class Simulation:
         self._options: Any = {"weight": settings.weight, "aggregator": self._weighted or own}
         self.server = Server(job, learner.x, **self._options)
         self.tracker = Tracker(settings, folder, callbacks)
+        self.tracker.about = {"size": job.size, "clients": learner.clients}
         self.timeline = Timeline(settings, clients=learner.clients, durations=durations)
         in_flight = self.timeline.expected_in_flight
         if in_flight > learner.clients:

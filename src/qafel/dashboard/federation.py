@@ -1,0 +1,113 @@
+"""A running federation on the page: followed in a thread, with a key that can only read."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qafel.dashboard.runs import Listed, columns, thinned
+from qafel.errors import QafelError
+from qafel.runs.summary import Point
+
+PAUSE = 2.0
+"""Seconds until a federation that does not answer is asked again."""
+EVERY = 5
+"""The tables are read with every fifth status."""
+MAX_CLIENTS = 1000
+IDENTITY = "federation"
+
+
+class Federation:
+    """Follows a federation by name; ``told()`` is what the page shows of it."""
+
+    def __init__(self, name: str, broker: str, keys: str | Path | None = None) -> None:
+        self.name, self._broker, self._keys = name, broker, keys
+        self._told: dict[str, Any] = {"name": name, "error": "waiting for its server"}
+        self._points: list[Point] = []
+        self._reason: str | None = None
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def told(self) -> dict[str, Any]:
+        """Facts, clients, and an error if there is one."""
+        return self._told
+
+    @property
+    def listed(self) -> Listed:
+        """The federation as a run."""
+        last = self._points[-1] if self._points else None
+        return Listed(
+            id=IDENTITY,
+            name=f"federation {self.name}",
+            group=f"federation {self.name}",
+            state="ended" if self._reason else "running",
+            uploads=last.uploads if last else 0,
+            metrics=last.smoothed if last else {},
+        )
+
+    @property
+    def stamp(self) -> int:
+        """What changes when there is an evaluation more."""
+        return len(self._points)
+
+    def run(self) -> dict[str, Any]:
+        """The evaluations of the federation as of its last checkpoint."""
+        points = [self._points[k] for k in thinned(self._points)]
+        return {"points": columns(points), "error": None, "staleness": {}, "events": False}
+
+    def _follow(self) -> None:
+        from qafel.federation import watch
+        from qafel.federation.operate import clients, points
+
+        rows: list[list[Any]] = []
+        while True:
+            try:
+                for number, status in enumerate(watch(self.name, self._broker, self._keys)):
+                    if number % EVERY == 0 or status["reason"]:
+                        rows = clients(self.name, self._broker, self._keys)
+                        found = points(self.name, self._broker, self._keys)
+                        self._points = msgspec.convert(found, list[Point])
+                    self._reason = status["reason"]
+                    self._told = {"name": self.name, "facts": _facts(status), "clients": _rows(rows)}
+                if self._reason:
+                    return
+            except (QafelError, OSError, msgspec.MsgspecError) as error:
+                self._told = {**self._told, "error": str(error)}
+            time.sleep(PAUSE)
+
+
+def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
+    buffered, size = status["buffer"]
+    leases, concurrency = status["leases"]
+    saved = status.get("checkpoint")
+    return [
+        ("uploads", f"{status['uploads']:,} of {status['wanted']:,}"),
+        ("version", f"{status['version']:,}"),
+        ("buffer", f"{buffered} of {size}"),
+        ("tasks in flight", f"{leases:,} of {concurrency:,}"),
+        ("clients in the last minute", f"{status['clients']:,}"),
+        ("mean staleness", f"{status['staleness']:.2f}"),
+        ("MB up", f"{status['bytes_up'] / 1e6:,.2f}"),
+        ("MB down", f"{status['bytes_down'] / 1e6:,.2f}"),
+        *((name, f"{value:.4g}") for name, value in status["metrics"].items()),
+        ("rejected", ", ".join(f"{n:,} {why}" for why, n in status["rejected"].items()) or "none"),
+        ("leader's term", str(status["term"])),
+        ("log entry", f"{status['sequence']:,}"),
+        ("checkpoint", "none yet" if saved is None else f"{saved:,.0f} s ago"),
+        ("state", f"ended: {status['reason']}" if status["reason"] else "running"),
+    ]
+
+
+def _rows(rows: list[list[Any]]) -> list[list[str]]:
+    """The clients: number, last seen, versions behind, decided tasks, rejections."""
+    return [
+        [
+            str(client),
+            f"{seen:,.0f} s ago",
+            "–" if behind is None else f"{behind:,}",
+            f"{tasks:,}",
+            ", ".join(f"{n:,} {why}" for why, n in rejected.items()) or "none",
+        ]
+        for client, seen, tasks, _, rejected, behind in rows[:MAX_CLIENTS]
+    ]

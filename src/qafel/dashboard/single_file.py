@@ -1,0 +1,55 @@
+"""The page as one self-contained file, to send to somebody."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qafel import files
+from qafel.dashboard.runs import Listed, Runs
+from qafel.errors import ConfigError
+from qafel.runs.events import EVENTS
+
+PAGE = Path(__file__).with_name("page")
+
+
+def report(folders: Sequence[str | Path], out: str | Path) -> Path:
+    """Write a report of some runs, or of all runs below some folders; return its path."""
+    if not folders:
+        raise ConfigError("a report needs the folder of a run, or a folder of runs")
+    listed: list[Listed] = []
+    told: dict[str, Any] = {"run": {}, "events": {}, "made": time.strftime("%Y-%m-%d %H:%M")}
+    for folder in folders:
+        runs = Runs(Path(folder))
+        found = runs.list()
+        if not found:
+            raise ConfigError(f"{folder} is not the folder of a run, and has none in it")
+        for one in found:
+            if one.id in told["run"]:
+                raise ConfigError(f"two runs are called {one.name}; name the folder above them instead")
+            told["run"][one.id] = runs.run(one.id)
+            if (runs.path(one.id) / EVENTS).exists():
+                told["events"][one.id] = runs.events(one.id)
+        listed += found
+    told["runs"] = {"folder": ", ".join(str(folder) for folder in folders), "runs": listed}
+    path = Path(out)
+    try:
+        files.write(path, _page(told).encode(), sync=False)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
+
+
+def _page(told: dict[str, Any]) -> str:
+    """The page with its style, its scripts and its data inside."""
+    text = (PAGE / "index.html").read_text(encoding="utf-8")
+    style = (PAGE / "style.css").read_text(encoding="utf-8")
+    data = msgspec.json.encode(told).decode().replace("<", "\\u003c")  # nothing in it ends the script
+    text = text.replace('<link rel="stylesheet" href="style.css">', f"<style>\n{style}</style>")
+    for name in ("chart.js", "timeline.js", "app.js"):
+        script = (PAGE / name).read_text(encoding="utf-8")
+        start = f'<script type="application/json" id="data">{data}</script>\n' if name == "chart.js" else ""
+        text = text.replace(f'<script src="{name}"></script>', f"{start}<script>\n{script}</script>")
+    return text
