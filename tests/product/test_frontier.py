@@ -85,6 +85,16 @@ def test_the_frontier_in_miniature_is_beside_fedbuff(tmp_path: Path) -> None:
     assert (tmp_path / "frontier-digits.png").stat().st_size > 10_000
 
 
+def test_without_broadcast_few_clients_download_increments_and_fedbuffs_a_model(tmp_path: Path) -> None:
+    study = reproduce("catch-up", quick=True, seeds=1, out=tmp_path, jobs=2)
+    for row, clients in zip(study.numbers["rows"], (60, 120), strict=True):
+        assert row["clients"] == clients
+        assert 100 < row["fedbuff"][0] < 118
+        assert row["default"][0] < row["fedbuff"][0] / 2
+    assert study.numbers["rows"][0]["default"][0] < study.numbers["rows"][1]["default"][0]
+    assert (tmp_path / "catch-up.png").stat().st_size > 10_000
+
+
 def test_the_frontier_names_the_data_it_misses(tmp_path: Path) -> None:
     check_mistake(
         "has no smiles32.npz; docs/reproduction.md says", "reproduce", "frontier", "--data", str(tmp_path)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qafel.reproduce import Study
 
 PAPER = ("table1", "table2", "concurrency", "quantizers", "hidden-state", "mushrooms", "theory")
-NAMES = (*PAPER, "literal-qsgd", "frontier")
+NAMES = (*PAPER, "literal-qsgd", "frontier", "catch-up")
 """What ``all`` regenerates, and what goes beyond the paper."""
 LOGISTIC = "mushrooms"
 MARKS = {True: ("held", "green"), False: ("not held", "red"), None: ("undecided", "yellow")}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qafel.errors import ConfigError
-from qafel.reproduce import celeba, frontier, hidden_state, mushrooms, theory
+from qafel.reproduce import catch_up, celeba, frontier, hidden_state, mushrooms, theory
 from qafel.reproduce.study import Options, Study
 
 STUDIES: dict[str, Callable[[Options], Study]] = {
@@ -25,6 +25,7 @@ STUDIES: dict[str, Callable[[Options], Study]] = {
     "theory": theory.theory,
     "literal-qsgd": celeba.literal,
     "frontier": frontier.frontier,
+    "catch-up": catch_up.catch_up,
 }
 
 __all__ = ["STUDIES", "Options", "Study", "reproduce"]
