@@ -4,6 +4,8 @@ Runs that finished in the folder are read, interrupted ones are resumed. A run t
 error message is stored beside the other runs.
 """
 
+import contextlib
+import importlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -55,6 +57,8 @@ def run_all(
         share[state.name] = state.share
         tell(f"{state.name}: {state.text}", sum(share.values()) / len(share))
 
+    if jobs > 1 and len(todo) > 1:
+        _preload()
     try:
         in_parallel(tasks, jobs, progress)
     except Stopped as stopped:
@@ -66,6 +70,13 @@ def run_all(
             raise QafelError(f"the run {name} has not ended; the same again continues in {out}")
         outcomes[name] = outcome
     return outcomes
+
+
+def _preload() -> None:
+    """Import, once for all processes, what takes long and every run needs."""
+    for name in ("torch", "numba", "sklearn.datasets", "safetensors.numpy", "matplotlib.figure"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _finished(folder: Path, chosen: Settings) -> Outcome | None:
