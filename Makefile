@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.qafel-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo federation-demo chaos test test-fast test-install test-page lint format types layers tests bench reproduce-quick reproduce examples golden clean
+.PHONY: help setup docs demo federation-demo chaos test test-fast test-install test-page lint format types layers tests bench reproduce-quick reproduce examples golden clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,7 +30,7 @@ chaos: setup ## Kill servers, clients and brokers, break networks and disks, 500
 test: lint types layers tests ## Lint, type-check, check the import layers, run the tests.
 
 test-fast: setup ## Run the tests that take no more than a few seconds each.
-	$(BIN)/python -m pytest -n auto -m "not slow and not install" --ignore=tests/page
+	$(BIN)/python -m pytest -n auto -m "not slow and not install" --ignore=tests/page --ignore=tests/site
 
 test-install: setup ## Ask the package index whether all extras install together, look into the wheel.
 	$(BIN)/python -m pytest -m install tests/product/test_installation.py
@@ -39,6 +39,12 @@ test-page: setup ## Drive the page in Debian's chromium (apt-get install chromiu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
 	npm install --silent --no-save --prefix .venv/page axe-core@4
 	AXE=.venv/page/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest tests/page
+
+docs: setup ## Build the documentation site into build/site, and check it.
+	@mkdir -p build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'mkdocs-material' 'mkdocstrings[python]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet 2> build/docs.log || { cat build/docs.log; exit 1; }
+	$(BIN)/python -m pytest tests/site
 
 lint: setup ## Check style and format.
 	$(BIN)/ruff check .
@@ -55,7 +61,7 @@ layers: setup ## Check which room imports which.
 	$(BIN)/lint-imports
 
 tests: setup ## Run the tests.
-	$(BIN)/python -m pytest -n auto -m "not install" --ignore=tests/page
+	$(BIN)/python -m pytest -n auto -m "not install" --ignore=tests/page --ignore=tests/site
 
 bench: setup ## Time codecs, simulator and federation against their yardsticks, measure memory; write results/bench-*.json.
 	$(BIN)/qafel bench codec --on benchmarks/deltas.npz --out results/bench-codec.json

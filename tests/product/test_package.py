@@ -28,17 +28,22 @@ WITH_A_BROKER = {"federation.md"}
 @pytest.mark.parametrize(
     "page", ["README.md", *sorted({p.name for p in (ROOT / "docs").glob("*.md")} - WITH_A_BROKER)]
 )
-def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_examples_run_and_print_what_the_page_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = ROOT / page if page == "README.md" else ROOT / "docs" / page
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_base, "_registry", dict(_base._registry))
-    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", path.read_text(), re.DOTALL)
     if page == "README.md":
         assert blocks
-        assert len([line for line in blocks[0].splitlines() if line.strip()]) <= 15
+        assert len([line for line in blocks[0][0].splitlines() if line.strip()]) <= 15
     names = {"__name__": "example"}
-    for block in blocks:  # those of a page belong together
+    for block, printed in blocks:  # those of a page belong together
+        capsys.readouterr()
         exec(compile(block, page, "exec"), names)
+        assert not printed or capsys.readouterr().out == printed
+    assert page != "tutorial.md" or sum(bool(printed) for _, printed in blocks) >= 4
     _base._parse.cache_clear()
 
 

@@ -351,7 +351,7 @@ print(simulate(train=lambda x, task, samples: samples[0].mean(0) - x, x=np.zeros
 
 def test_the_keywords_of_simulate_are_complete() -> None:
     names = set(inspect.signature(simulate).parameters)
-    assert names == {*Settings.__struct_fields__, "out", "workers", "callbacks", "progress"}
+    assert names == {*Settings.__struct_fields__, "out", "workers", "callbacks", "progress", "events"}
 
 
 def keywords_that_mypy_refuses() -> None:
