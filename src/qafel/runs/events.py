@@ -22,7 +22,6 @@ class EventLog:
     """Appends events to a file."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self._file: IO[bytes] = path.open("ab")
 
     def write(self, *event: Any) -> None:
