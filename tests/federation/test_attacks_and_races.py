@@ -1,6 +1,7 @@
 """Hostile values, moments of failure and ends that the other tests do not reach."""
 
 import asyncio
+import contextlib
 import itertools
 import threading
 import time
@@ -23,6 +24,7 @@ from qafel.federation.objects import Manifest
 from qafel.federation.state import FederationState
 from qafel.federation.streams import open_keys
 from qafel.federation.subjects import owner
+from qafel.federation.waiting import give_up
 from test_leases import World
 
 
@@ -456,3 +458,28 @@ def test_a_lease_counts_after_a_reconnection_too(
 
     run(work(), 30)
     ended(serving)
+
+
+def test_a_task_whose_cancellation_comes_together_with_a_message_ends_too() -> None:
+    """``asyncio.wait_for`` of Python 3.11 forgets such a cancellation: a flooded server never ended."""
+    ends = []
+
+    async def race() -> None:
+        arrived = asyncio.Event()
+
+        async def hand_over() -> None:
+            while True:
+                arrived.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(arrived.wait(), 60)
+
+        task = asyncio.create_task(hand_over())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it waits for a message now
+        arrived.set()
+        await asyncio.sleep(0)  # the message is there, and nobody has been woken yet
+        await give_up([task])
+        ends.append(task.cancelled())
+
+    run(race())
+    assert ends == [True]

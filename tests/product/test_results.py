@@ -105,6 +105,16 @@ def test_qafel_compare_groups_the_seeds_of_run_folders_by_itself(
     assert [(row.name, row.runs) for row in rows] == [("qafel", 2), ("fedbuff", 2)]
 
 
+@pytest.mark.parametrize("partition", ["celeba", "skewed:0.5"])
+def test_seeds_that_deal_another_number_of_clients_are_one_configuration(partition: str) -> None:
+    small = {**EXPERIMENT, "partition": partition, "clients": None, "uploads": 20}
+    drawn = [simulate(**small, seed=seed) for seed in range(2)]
+    chosen = [simulate(**small | {"clients": count}) for count in (40, 50)]
+    assert drawn[0].summary.clients != drawn[1].summary.clients
+    rows = compare([*drawn, *chosen]).rows
+    assert [row.runs for row in rows] == [2, 1, 1]
+
+
 @pytest.mark.slow
 def test_nothing_overwrites_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

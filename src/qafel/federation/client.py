@@ -29,6 +29,7 @@ from qafel.federation.leases import Answer, Ask, Done, Lease
 from qafel.federation.monitoring import Notice
 from qafel.federation.nats import Connection, retry
 from qafel.federation.streams import UPLOAD_OVERHEAD
+from qafel.federation.waiting import give_up
 from qafel.vectors import Vector
 
 SAVE_SECONDS = 5.0
@@ -106,9 +107,7 @@ class FederationClient:
                 if not task.cancelled():
                     task.result()
         finally:
-            for task in jobs:
-                task.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+            await give_up(jobs)
             self.save(now=True)
 
     async def _hear(self, message: Any) -> None:
@@ -128,10 +127,10 @@ class FederationClient:
         asyncio.get_running_loop().call_later(STOP_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        if self._training:
+        if self._worker is not None and not self._worker.done():
             asyncio.get_running_loop().call_later(STOP_SECONDS, self._give_up)
-        elif self._worker is not None:
-            self._worker.cancel()
+            if not self._training:
+                self._worker.cancel()
 
     def _wake(self) -> None:
         """A server has started: ask, if an answer is awaited."""

@@ -28,7 +28,7 @@ from qafel.federation.startup import find_skips, load_state, remove_finished
 from qafel.federation.state import FederationState, warm_up
 from qafel.federation.streams import max_entries, open_keys, open_log, open_streams
 from qafel.federation.subjects import owner
-from qafel.federation.waiting import in_thread, unless
+from qafel.federation.waiting import give_up, in_thread, unless
 from qafel.runs.folder import RunFolder
 from qafel.vectors import Vector
 
@@ -140,9 +140,7 @@ class FederationServer:
             for task in sorted(done, key=lambda task: task is not work):
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await give_up(tasks)
             await requests.close()
             await self._reader.close()
 

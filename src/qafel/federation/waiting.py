@@ -1,10 +1,12 @@
 """Work that may be given up: in threads whose end is waited for, and unless something else happens first."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+AGAIN = 0.5
+"""A task that goes on after it was cancelled is cancelled again after this many seconds."""
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
@@ -20,14 +22,25 @@ async def in_thread(call: Callable[..., T], *arguments: object) -> T:
         raise
 
 
+async def give_up(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they have ended.
+
+    Once is not enough: ``asyncio.wait_for`` of Python 3.11 forgets a cancellation that comes together with
+    what it waits for.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=AGAIN)
+
+
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Do something; False if it was given up because the event was set."""
     task, stop = asyncio.create_task(work), asyncio.create_task(event.wait())
     await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
     done = task.done()
-    for one in (task, stop):
-        one.cancel()
-    await asyncio.gather(task, stop, return_exceptions=True)
+    await give_up((task, stop))
     if done:
         task.result()
     return done

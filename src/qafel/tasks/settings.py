@@ -219,9 +219,11 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The same settings with every value that was left open: what the model and the data decide, and
         ``values`` of the driver.
 
-        The buffer has no more places than there are clients.
+        The buffer has no more places than there are clients. How many there are stays open where the seed
+        decides it: runs that differ only in their seed have the same settings.
         """
-        clients = self.clients if self.data is None else learner.clients
+        drawn = self.data is None or getattr(learner.population, "drawn", False)
+        clients = self.clients if drawn else learner.clients
         known = {name: getattr(learner.population, name, 0) or None for name in ("classes", "vocabulary")}
         if self.local_rate is None:
             known["local_rate"] = default_rate(self.model)

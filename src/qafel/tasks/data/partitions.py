@@ -22,6 +22,8 @@ from qafel.tasks.data.table import Labels, Rows, Table
 PARTITIONS = ("natural", "iid", "consecutive", "dirichlet:a", "shards:s", "celeba", "skewed:a")
 DEFAULT_SHARE = 20
 """The number of samples per client if neither the data nor the settings have a number of clients."""
+DRAWN = ("celeba", "skewed")
+"""The partitions that draw the size of each client: the seed decides how many clients there are."""
 SIZES = (5, 35)
 """The smallest and the largest number of samples of a client in ``celeba`` and ``skewed``."""
 
@@ -63,6 +65,8 @@ class PartitionedTable:
         self._order = np.concatenate(parts)
         self._bounds = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         self.clients = len(parts)
+        self.drawn = kind.partition(":")[0] in DRAWN
+        """Whether the seed decides how many clients there are."""
         empty = np.flatnonzero(np.diff(self._bounds) == 0)
         if empty.size:
             raise ConfigError(
