@@ -6,7 +6,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = (".png", ".svg")
-OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)(#[^)]*)?\)")
+BESIDE = "results|src|examples|deploy|tests|README|CONTRIBUTING|CHANGELOG"
+OUTSIDE = re.compile(rf"\]\((?:\.\./)+((?:{BESIDE})[^)#]*)(#[^)]*)?\)")
+INCLUDED = re.compile(r"^\[[^]]*\]\((?:\.\./)+(results/[^)]*)\.md\)$", re.MULTILINE)
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -23,8 +25,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Point links to files beside ``docs/`` to the site's copy of a picture, or to the repository."""
+    """Include the pages of results that a line links to; point other links to files beside ``docs/`` to
+    the site's copy of a picture, or to the repository.
+    """
     del files
+    markdown = INCLUDED.sub(_included, markdown)
 
     def target(match: re.Match[str]) -> str:
         path = match[1]
@@ -32,9 +37,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if path.endswith(PICTURES):
             return f"]({depth}{path})"
         kind = "tree" if (ROOT / path).is_dir() else "blob"
-        return f"]({config['repo_url']}/{kind}/main/{path}{match[2] or ''})"
+        return f"]({config['extra']['repository']}/{kind}/main/{path}{match[2] or ''})"
 
     return OUTSIDE.sub(target, markdown)
+
+
+def _included(match: re.Match[str]) -> str:
+    """The page of a study, with its pictures."""
+    path = ROOT / f"{match[1]}.md"
+    folder = path.parent.relative_to(ROOT)
+    return re.sub(r"\]\(([^/)]+)\)", rf"](../{folder}/\1)", path.read_text(encoding="utf-8"))
 
 
 def pages() -> dict[str, str]:

@@ -288,8 +288,9 @@ def test_exit_codes_tell_a_supervisor_whether_to_start_again(tmp_path: Path, bro
 
 @pytest.mark.slow
 def test_a_client_ends_if_the_training_has_ended_and_nobody_can_bring_it_into_sync(
-    broker: Broker, tmp_path: Path
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("qafel.federation.client.MAX_WAIT", 3.0)
     serving = server(plan(uploads=8), broker.url, tmp_path / "server")
     join("t", broker.url, client=0, train=train)
     ended(serving)

@@ -48,7 +48,7 @@ def test_python_examples_run_and_print_what_the_page_says(
 
 
 def test_links_in_the_docs_lead_somewhere() -> None:
-    for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+    for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
             if not target.startswith("http"):
                 assert (path.parent / target).exists(), (path.name, target)

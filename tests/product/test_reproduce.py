@@ -339,19 +339,16 @@ def test_all_names_every_study() -> None:
     assert set(NAMES) == set(STUDIES)
 
 
-def test_the_docs_have_the_tables_and_claims_of_the_committed_results() -> None:
+def test_every_committed_result_is_on_one_page_of_the_docs_and_says_what_made_it() -> None:
     root = Path(__file__).parents[2]
     pages = sorted((root / "results").rglob("*.md"))
-    text = "".join(
-        (root / "docs" / f"{n}.md").read_text(encoding="utf-8") for n in ("reproduction", "frontier")
-    )
+    text = "".join(path.read_text(encoding="utf-8") for path in (root / "docs").rglob("*.md"))
     assert len(pages) >= 9
     for page in pages:
-        if page.stem == "quantizers":
-            continue  # the figure of table 1
-        for line in page.read_text(encoding="utf-8").splitlines():
-            if line.startswith("|"):
-                assert line in text, (page.name, line)
+        assert text.count(f"{page.relative_to(root)})") == 1, page
+        made = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+        told = f"Made by `{made['command']}`, commit {made['commit']}, on {made['machine']['processor']}"
+        assert told in page.read_text(encoding="utf-8"), page
 
 
 def test_the_readme_gives_the_committed_numbers_of_4_bits_each_way() -> None:

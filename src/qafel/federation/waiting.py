@@ -1,6 +1,7 @@
 """Work that may be given up: in threads whose end is waited for, and unless something else happens first."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -18,7 +19,9 @@ async def in_thread(call: Callable[..., T], *arguments: object) -> T:
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.wait([work])
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):  # it may be cancelled more than once
+                await asyncio.wait([work])
         raise
 
 

@@ -147,15 +147,16 @@ def finish(
         files=[str(path) for path in (result, *sheets, page, *figures)],
     )
     told = {"data": data, "claims": claims, "numbers": study.numbers, "notes": study.notes}
-    write_json(result, {"study": name, **told, **provenance(*PACKAGES)})
+    made = provenance(*PACKAGES)
+    write_json(result, {"study": name, **told, **made})
     for path, table in zip(sheets, tables, strict=True):
         write(path, table.csv().encode(), sync=False)
-    write(page, _markdown(study, figures).encode(), sync=False)
+    write(page, _markdown(study, figures, made).encode(), sync=False)
     return study
 
 
-def _markdown(study: Study, figures: Sequence[Path]) -> str:
-    """The study as a page: tables, claims and figures."""
+def _markdown(study: Study, figures: Sequence[Path], made: Mapping[str, Any]) -> str:
+    """The study as a page: tables, claims, figures, and what made it."""
     lines = []
     for table in study.tables:
         lines += [table.markdown()]
@@ -164,6 +165,8 @@ def _markdown(study: Study, figures: Sequence[Path]) -> str:
     notes = [textwrap.fill(f"- {note}", 100, subsequent_indent="  ") for note in study.notes]
     lines += ["", *notes]
     lines += ["", *(f"![{path.name}]({path.name})" for path in figures if path.suffix == ".png")]
+    machine = f"{made['machine']['processor']}, {made['machine']['cores']} cores"
+    lines += ["", f"Made by `{made['command']}`, commit {made['commit']}, on {machine}."]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 
