@@ -7,7 +7,7 @@ STAMP := .venv/.qafel-installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs demo federation-demo chaos test test-fast test-install test-page lint format types layers tests bench reproduce-quick reproduce examples golden clean
+.PHONY: help setup docs newcomer demo federation-demo chaos test test-fast test-install test-page lint format types layers tests bench reproduce-quick reproduce examples golden clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -41,7 +41,11 @@ test-install: setup ## Ask the package index whether all extras install together
 test-page: setup ## Drive the page in Debian's chromium (apt-get install chromium); needs npm for axe-core.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
 	npm install --silent --no-save --prefix .venv/page axe-core@4
-	AXE=.venv/page/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest tests/page
+	AXE=.venv/page/node_modules/axe-core/axe.min.js $(BIN)/python -m pytest tests/page -m "not install"
+
+newcomer: docs ## Install the built wheel into a clean environment, follow the tutorial, open the page and a report.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
+	$(BIN)/python -m pytest tests/page/test_newcomer.py
 
 docs: setup ## Build the documentation site into build/site, and check it.
 	@mkdir -p build
