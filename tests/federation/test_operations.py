@@ -294,7 +294,7 @@ def test_the_quick_benchmark_has_all_parts_and_clients_are_answered_beside_a_flo
 
 def test_the_docs_have_the_numbers_of_the_committed_results() -> None:
     root = Path(__file__).parents[2]
-    guide = " ".join((root / "docs" / "federation.md").read_text(encoding="utf-8").split())
+    guide = " ".join((root / "docs" / "claims" / "federation-speed.md").read_text(encoding="utf-8").split())
     parts = json.loads((root / "results" / "bench-federation.json").read_bytes())["parts"]
     updates = parts["updates"]
     rows = [

@@ -140,7 +140,7 @@ def test_the_readme_shows_what_the_demo_printed() -> None:
 def test_bench_sim_measures_against_its_yardstick() -> None:
     answer = call_json("bench", "sim", "--engine", "kernel", "--rounds", "1", "--uploads", "60")
     assert "bare single-threaded PyTorch loop" in answer["yardstick"]
-    assert [row["quantizers"] for row in answer["speeds"]] == ["defaults", "4-bit QSGD"]
+    assert [row["quantizers"] for row in answer["speeds"]] == ["defaults", "none (FedBuff)", "4-bit QSGD"]
     for row in answer["speeds"]:
         assert row["ratio"] == pytest.approx(row["updates_per_second"] / row["bare_per_second"])
         assert 0 < row["not_training"] < 1

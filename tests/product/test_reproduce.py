@@ -349,13 +349,3 @@ def test_every_committed_result_is_on_one_page_of_the_docs_and_says_what_made_it
         made = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
         told = f"Made by `{made['command']}`, commit {made['commit']}, on {made['machine']['processor']}"
         assert told in page.read_text(encoding="utf-8"), page
-
-
-def test_the_readme_gives_the_committed_numbers_of_4_bits_each_way() -> None:
-    root = Path(__file__).parents[2]
-    found = json.loads((root / "results" / "reproduction" / "smiles32" / "table1.json").read_text())
-    four = found["numbers"]["affine"]["4/4 against FedBuff"]
-    text = " ".join((root / "README.md").read_text(encoding="utf-8").split())
-    assert four["seeds"] == 5
-    assert f"4 bits each way need {four['uploads'][0]:.2f} times FedBuff's uploads" in text
-    assert f"send {min(four['mb_up'][0], four['mb_down'][0]):.2f} times fewer MB" in text

@@ -3,7 +3,7 @@
 The yardstick is the simplest loop: load the parameters, forward, backward, flat delta; one thread in a
 process of its own, the paper's CNN on 20 images. It is timed as it is, and with the memory settings of our
 workers. A whole run on all cores is measured against it, clock, codecs and server included: with the default
-quantizers, and for the first engine also with 4-bit QSGD.
+quantizers, and for the first engine also with none and with 4-bit QSGD.
 """
 
 import multiprocessing
@@ -31,6 +31,7 @@ WARM = 100
 
 QUANTIZERS: dict[str, dict[str, Any]] = {
     "defaults": {},
+    "none (FedBuff)": {"algorithm": "fedbuff"},
     "4-bit QSGD": {"client_quantizer": DEFAULT_QUANTIZER, "server_quantizer": DEFAULT_QUANTIZER},
 }
 
