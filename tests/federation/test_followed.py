@@ -1,5 +1,6 @@
 """A running federation on the page: what the server reports is what is told, and it may come and go."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,9 @@ def test_the_page_tells_facts_clients_and_evaluations_of_a_federation_and_how_it
     )
     run(publish(broker.url, [(k, update(job, k, 0)) for k in range(12)] + [(40, b"noise")]))
     until(lambda: dict(followed.told().get("facts", [])).get("uploads", "").startswith("12 of 13"))
+    live = tmp_path / "server" / "live.json"
+    until(lambda: live.exists() and sum(json.loads(live.read_text())["staleness"].values()) >= 8)
+    assert json.loads(live.read_text())["size"] == SIZE
     facts = dict(followed.told()["facts"])
     assert facts["version"] == "3"
     assert facts["buffer"] == "0 of 4"

@@ -1,10 +1,12 @@
 """The page in a real browser: what it shows is what the runs recorded."""
 
 import csv
+import functools
 import io
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import sync_playwright
 
+import parties
 from qafel.dashboard import report
+from qafel.federation import Broker, join
 from qafel.sim import simulate
 from test_dashboard import Page
 
@@ -293,3 +297,43 @@ def test_a_report_shows_the_same_from_a_file(runs: Path, tmp_path: Path, visit: 
     live = visit(served.address)
     for panel in COLUMNS:
         assert table(page, panel) == table(live, panel)
+
+
+def test_a_running_federation_is_shown_with_its_clients_and_why_they_were_rejected(
+    tmp_path: Path, visit: Visit
+) -> None:
+    """The panel follows a real broker, server and two clients; one client also sends garbage."""
+    chosen = parties.plan(uploads=40, checkpoint_seconds=0.2, evaluate_every=4)
+    go_on = threading.Event()
+
+    def slowly(x: Any, task: Any) -> Any:
+        if task.task >= 5:
+            assert go_on.wait(200)
+        return -0.1 * x
+
+    with Broker(tmp_path / "broker") as broker:
+        shown_name = ["--federation", chosen.name, "--broker", broker.url]
+        serving = parties.server(
+            chosen, broker.url, tmp_path / "server", evaluate=lambda x: {"norm": float(x @ x)}
+        )
+        joined = [
+            parties.Background(functools.partial(join, chosen.name, broker.url, client=k, train=slowly))
+            for k in range(2)
+        ]
+        noise = [(40, b"noise")]
+        parties.Background(lambda: parties.run(parties.publish(broker.url, noise))).result()
+        (tmp_path / "runs").mkdir()
+        page = Page(tmp_path / "runs", *shown_name)
+        try:
+            tab = visit(page.address)
+            tab.wait_for_selector("#federation dd:text('1 malformed')", timeout=60_000)
+            tab.wait_for_selector("#federation tbody tr:nth-child(2)", timeout=60_000)
+            assert "Federation t" in tab.inner_text("#federation h2")
+            go_on.set()
+            assert sum(one.result().counted for one in joined) == 40
+            parties.ended(serving)
+            tab.wait_for_selector("#federation dd:text('ended: uploads')", timeout=60_000)
+            assert "40 of 40" in tab.inner_text("#federation")
+        finally:
+            go_on.set()
+            page.close()

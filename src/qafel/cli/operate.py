@@ -39,7 +39,7 @@ def list_federations(broker: BrokerUrl = BROKER, keys: Keys = None, json: show.J
 
 @app.command("clients")
 def list_clients(name: Name, broker: BrokerUrl = BROKER, keys: Keys = None, json: show.Json = False) -> None:
-    """List the clients of a federation: last seen, tasks, rejections; as of the last checkpoint.
+    """List the clients of a federation: last seen, tasks, rejections; a few seconds old.
 
     Example: qafel federation clients faces --broker nats://127.0.0.1:4222
     """

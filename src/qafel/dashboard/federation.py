@@ -52,7 +52,7 @@ class Federation:
         return len(self._points)
 
     def run(self) -> dict[str, Any]:
-        """The evaluations of the federation as of its last checkpoint."""
+        """The evaluations of the federation as of a few seconds ago."""
         points = [self._points[k] for k in thinned(self._points)]
         return {"points": columns(points), "error": None, "staleness": {}, "events": False}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from qafel.errors import BrokerError
 from qafel.federation.leases import LeaseDesk
 from qafel.federation.nats import Connection
 from qafel.federation.state import FederationState
@@ -132,7 +133,8 @@ class Monitor:
         self._points: list[Any] = []
         self._rejected: dict[int | None, Counter[str]] = {}
         self._reported: dict[int | None, float] = {}
-        self._stored_at: float | None = None
+        self.saved_at: float | None = None
+        """When the last checkpoint was saved."""
 
     def event(self, event: Event, client: int | None, notice: Notice) -> None:
         """Count an event of the server; the rejections of one client are reported now and then."""
@@ -193,7 +195,7 @@ class Monitor:
             "seconds": round(totals.time, 1),
             "term": term,
             "sequence": state.sequence,
-            "checkpoint": None if self._stored_at is None else round(now - self._stored_at, 1),
+            "checkpoint": None if self.saved_at is None else round(now - self.saved_at, 1),
             "reason": ended,
         }
         self._clients = [
@@ -223,10 +225,14 @@ class Monitor:
         """
         if not self._status:
             return
-        self._stored_at = time.monotonic()
         subjects, room = self._connection.subjects, self._connection.max_payload - 4096
         values = {"status": self._status, "clients": self._clients, "points": self._points}
         for key, value in values.items():
             data = msgspec.json.encode(value)
             if len(data) <= room:
                 await self._connection.publish(subjects.report(key), data)
+
+    async def refresh(self) -> None:
+        """``store``, unless the broker refuses: the next one may succeed."""
+        with contextlib.suppress(BrokerError):
+            await self.store()

@@ -93,7 +93,7 @@ async def _stored(connection: Connection, key: str) -> Any:
 
 
 def clients(name: str, broker: str, keys: str | Path | None = None) -> list[list[Any]]:
-    """The table of clients as of the last checkpoint; see ``Monitor.store``."""
+    """The table of clients, a few seconds old; see ``Monitor.store``."""
     rows: list[list[Any]] | None = _run(
         name,
         broker,
@@ -107,7 +107,7 @@ def clients(name: str, broker: str, keys: str | Path | None = None) -> list[list
 
 
 def points(name: str, broker: str, keys: str | Path | None = None) -> list[dict[str, Any]]:
-    """The evaluations of a federation as of the last checkpoint."""
+    """The evaluations of a federation, as of a few seconds ago."""
     roles = ("operator", "observer")
     path = Path(keys) if keys else None
     stored: list[dict[str, Any]] | None = _run(

@@ -197,6 +197,7 @@ class Processor:
             self.cost = time.monotonic() - began
             self._monitor.metrics.add("checkpoints_total")
             self._monitor.metrics.add("checkpoint_seconds_total", self.cost)
+            self._monitor.saved_at = time.monotonic()
             await self._monitor.store()
         await self.snapshot(asked=asked)
         if asked:

@@ -7,6 +7,7 @@ at the same bytes. Increments that are in the broker already are compared, not w
 import asyncio
 import contextlib
 import functools
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -39,7 +40,8 @@ CHECKPOINT_SHARE = 0.1
 MAX_REFUSALS = 8
 """Give up after this many consecutive refusals of the broker."""
 STANDBY_PATIENCE = 20.0
-TICK = 0.25
+TICK, REPORTS = 0.25, 20
+"""The time between two looks at the leases; so many looks between two reports that observers can read."""
 
 
 class FederationServer:
@@ -155,16 +157,16 @@ class FederationServer:
             await asyncio.sleep(TICK)
 
     async def _tick(self) -> None:
-        """Four times a second: leases; every second: a status for those who watch."""
-        count = 0
-        while True:
+        """Leases at each tick; every second a status for those who watch."""
+        for count in itertools.count():
             if self._connection.reconnects != self._reconnects:
                 raise BrokerError("the connection was lost; what the broker has is checked again")
             self._desk.expire(self._read_at)
             await self._processor.answer()
             if count % 4 == 0:
                 self._report()
-            count += 1
+            if count % REPORTS == REPORTS - 1:
+                await self._monitor.refresh()
             await asyncio.sleep(TICK)
 
     def _report(self) -> None:
@@ -300,6 +302,7 @@ class FederationServer:
         await self._processor.commit()
         for point in self.state.tracker.points[self._points :]:
             await patiently(functools.partial(self.folder.append, point), self._notice)
+            await patiently(functools.partial(self.folder.write_live, self.state.tracker.live), self._notice)
             self._points += 1
         now, tracker, limit = time.monotonic(), self.state.tracker, self.state.plan.time_limit
         tracker.totals.in_flight = self._desk.in_flight
@@ -321,9 +324,9 @@ class FederationServer:
         reason = state.evaluated(metrics)
         if reason is not None and self._reason is None:
             await self._stop(reason)
-        if tracker.points:
-            smoothed = {name: round(value, 4) for name, value in tracker.points[-1].smoothed.items()}
-            self._notice("evaluated", uploads=tracker.points[-1].uploads, **smoothed)
+        for point in tracker.points[-1:]:
+            smoothed = {name: round(value, 4) for name, value in point.smoothed.items()}
+            self._notice("evaluated", uploads=point.uploads, **smoothed)
 
     async def _stop(self, reason: str) -> None:
         """Ask the log to end the training; it ends when this is read there."""

@@ -90,6 +90,7 @@ class FederationState:
         self._changes: dict[str, Any] = {}
         self._reports: dict[int, Report] = {}
         self.tracker = Tracker(_of_the_log(plan))
+        self.tracker.about = {"size": job.size, "downlink": plan.downlink}
 
     def _buffer(self) -> BoundedBuffer:
         job, plan = self.job, self.plan

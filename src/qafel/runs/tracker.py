@@ -93,6 +93,12 @@ class Tracker:
         self.totals.reason = self.totals.reason or reason
 
     @property
+    def live(self) -> dict[str, Any]:
+        """What the folder of a run that has not ended tells beside the evaluations."""
+        staleness = {str(tau): n for tau, n in sorted(self.totals.staleness.items())}
+        return {**self.about, "staleness": staleness}
+
+    @property
     def mean_staleness(self) -> float:
         """The mean staleness of the accepted updates."""
         counts = dict(self.totals.staleness)  # a thread may be adding to it
@@ -175,8 +181,7 @@ class Tracker:
         totals.points.append(point)
         if self.folder is not None:
             self.folder.append(point)
-            staleness = {str(tau): n for tau, n in sorted(totals.staleness.items())}
-            self.folder.write_live({**self.about, "staleness": staleness})
+            self.folder.write_live(self.live)
         target = parse_target(settings.target)
         if target is not None and target.reached(point.smoothed) and len(totals.points) > settings.smoothing:
             totals.reason = "target"
