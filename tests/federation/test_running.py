@@ -195,7 +195,7 @@ def command(*arguments: str) -> list[str]:
 def test_sigterm_saves_and_ends_well_and_the_same_command_goes_on(broker: Broker, tmp_path: Path) -> None:
     job = tmp_path / "JOB.toml"
     job.write_text(
-        'name = "digits"\ndata = "digits"\nmodel = "softmax"\npartition = "iid"\nclients = 9\nuploads = 300\n'
+        'name = "digits"\ndata = "digits"\nmodel = "softmax"\npartition = "iid"\nclients = 9\nuploads = 150\n'
         "buffer_size = 4\nevaluate_every = 100\nlocal_rate = 0.5\n",
         encoding="utf-8",
     )
@@ -223,9 +223,9 @@ def test_sigterm_saves_and_ends_well_and_the_same_command_goes_on(broker: Broker
         assert done["counted"] == done["tasks"]
         client = subprocess.Popen(join_one, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         summary = json.loads(server.communicate(timeout=200)[0])["summary"]
-        assert summary["uploads"] == 300
+        assert summary["uploads"] == 150
         last = json.loads(client.communicate(timeout=100)[0])
-        assert done["counted"] + last["counted"] == 300
+        assert done["counted"] + last["counted"] == 150
         assert last["digest"] == summary["digest"][16:]
     finally:
         for process in (client, server):

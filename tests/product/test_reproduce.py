@@ -105,7 +105,7 @@ def test_concurrency_draws_png_and_svg(tmp_path: Path) -> None:
 def test_whole_vector_qsgd_at_the_server_diverges_is_kept_as_a_result_and_names_the_fix(
     tmp_path: Path,
 ) -> None:
-    study = tiny("hidden-state", tmp_path, uploads=400, evaluate_every=100)
+    study = tiny("hidden-state", tmp_path, uploads=200, evaluate_every=50)
     named = {claim.text: claim for claim in study.claims}
     diverged = named["4-bit QSGD with one L2 norm over the whole vector diverges as a server quantizer"]
     assert diverged.held

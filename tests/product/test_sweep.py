@@ -151,8 +151,7 @@ def test_an_own_model_is_swept_and_continued_with_the_same_model_only(tmp_path: 
 
 @pytest.mark.slow
 def test_a_sweep_that_was_killed_or_stopped_goes_on_to_the_same_table(tmp_path: Path) -> None:
-    chosen = [*BASE, *settings(uploads=700), *RATES]
-    chosen += ["--vary", "client_quantizer=rotated:bits=0.5,qsgd:4,bucket=256", "--seeds", "2", "--jobs", "2"]
+    chosen = [*BASE, *settings(uploads=700), *RATES, "--seeds", "3", "--jobs", "2"]
     whole = call_json("sweep", *chosen, "--out", str(tmp_path / "whole"))
     for end in (signal.SIGKILL, signal.SIGINT):
         folder = tmp_path / end.name
@@ -165,7 +164,7 @@ def test_a_sweep_that_was_killed_or_stopped_goes_on_to_the_same_table(tmp_path: 
             time.sleep(0.02)
         os.kill(process.pid, end)
         _, errors = process.communicate(timeout=120)
-        assert 1 <= len(list(folder.glob("*/summary.json"))) < 8
+        assert 1 <= len(list(folder.glob("*/summary.json"))) < 6
         if end == signal.SIGINT:
             assert process.returncode == 130
             assert "the same command continues" in errors

@@ -61,7 +61,7 @@ def run_all(
         _preload()
     try:
         in_parallel(tasks, jobs, progress)
-    except Stopped as stopped:
+    except (Stopped, KeyboardInterrupt) as stopped:
         raise Stopped(f"stopped; the same again continues in {out}") from stopped
     outcomes: dict[str, Outcome] = {}
     for name, chosen in wanted.items():
@@ -74,7 +74,7 @@ def run_all(
 
 def _preload() -> None:
     """Import, once for all processes, what takes long and every run needs."""
-    for name in ("torch", "numba", "sklearn.datasets", "safetensors.numpy", "matplotlib.figure"):
+    for name in ("torch", "numba", "safetensors.numpy", "matplotlib.figure"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
