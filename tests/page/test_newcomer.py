@@ -17,7 +17,7 @@ from test_page import browser, points, table, visit  # noqa: F401 (fixtures)
 
 pytestmark = [pytest.mark.browser, pytest.mark.install, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]
-EXTRAS = "torch,data,figures,dashboard"
+EXTRAS = "torch,data,figures,dashboard,federation"
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL"))}
 
 
