@@ -353,6 +353,7 @@ class TwinServer:
     weight: Callable[[int], float] = lambda tau: 1.0
     seed: int = 0
     direct: bool = False
+    lookahead: float = 0.0
     optimizer: Callable[[Vector, Vector, int, Any], tuple[Vector, Any]] | None = None
     version: int = 0
     count: int = 0
@@ -363,24 +364,28 @@ class TwinServer:
         self.total = np.zeros_like(self.x)
         self.m = np.zeros_like(self.x)
         self.moments: Any = None
+        self.staleness = 0
 
     def receive(self, delta: Vector, version: int) -> Vector | None:
         """Lines 5 to 16; returns q when a step was taken."""
         self.total = self.total + F32(self.weight(self.version - version)) * delta
         self.count += 1
+        self.staleness += self.version - version
         if self.count < self.buffer_size:
             return None
+        before = self.x
         mean = self.total / F32(self.buffer_size)
         if self.optimizer is None:
             self.m = F32(self.momentum) * self.m + mean
             self.x = self.x + F32(self.rate) * self.m
         else:
             self.x, self.moments = self.optimizer(self.x, mean, self.version + 1, self.moments)
-        q = self.quantize(
-            self.x if self.direct else self.x - self.hidden, derive(self.seed, "increment", self.version)
-        )
+        lead = F32(self.lookahead * (self.staleness / self.buffer_size)) * (self.x - before)
+        target = (self.x if self.direct else self.x - self.hidden) + lead
+        q = self.quantize(target, derive(self.seed, "increment", self.version))
         self.hidden = q if self.direct else self.hidden + q
         self.total, self.count, self.version = np.zeros_like(self.x), 0, self.version + 1
+        self.staleness = 0
         return q
 
 

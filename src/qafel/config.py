@@ -61,13 +61,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The seed of the quantizers and of everything else that is random."""
     layout: Layout | None = None
     """The model's named tensors, for quantizers that use them."""
+    lookahead: float = 0.0
+    """How far ahead of x an increment aims: at x + λ·τ̄·(x − x before the step), with the buffer's mean
+    staleness τ̄. Updates that arrive later start from where x will be."""
     server_optimizer: str | None = None
     """A spec of ``qafel.optimizers``, in place of ``server_rate`` and ``momentum``."""
 
     def __post_init__(self) -> None:
         for name in ("size", "buffer_size", "max_staleness", "seed"):
             _set(self, name, operator.index, "an integer", optional=name == "max_staleness")
-        for name in ("server_rate", "momentum"):
+        for name in ("server_rate", "momentum", "lookahead"):
             _set(self, name, lambda value: float(value) + 0.0, "a number")
         if not 1 <= self.size <= MAX_SIZE:
             raise ConfigError(f"size must be from 1 to {MAX_SIZE}, got {self.size}")
@@ -81,6 +84,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigError(f"server_rate must be positive and finite, got {self.server_rate}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        if not 0 <= self.lookahead <= 1:
+            raise ConfigError(f"lookahead must be from 0 to 1, got {self.lookahead}")
         if self.max_staleness is not None and not 0 <= self.max_staleness < 1 << 40:
             raise ConfigError(f"max_staleness must be at least 0 and below 2⁴⁰, got {self.max_staleness}")
         if not -(1 << 63) <= self.seed < 1 << 63:
@@ -106,8 +111,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def to_bytes(self) -> bytes:
         """The job as bytes, for a client that joins; ``id`` is their fingerprint."""
         fields = msgspec.structs.asdict(self)
-        if self.server_optimizer is None:
-            del fields["server_optimizer"]
+        for name, absent in (("server_optimizer", None), ("lookahead", 0.0)):
+            if fields[name] == absent:
+                del fields[name]
         return msgspec.msgpack.encode(fields)
 
     @classmethod

@@ -57,7 +57,7 @@ class Stepped(msgspec.Struct, frozen=True):
     version: int
     frame: bytes
     residual: float
-    """‖x − x̂‖ after the step."""
+    """‖x − x̂‖ after the step; with ``lookahead``, the distance of x̂ from the point ahead of x."""
     error: float = 0.0
     """The server quantizer's error: ‖x − x̂‖² after the step over ‖x − x̂‖² before it."""
 
@@ -75,6 +75,7 @@ Event = Accepted | Stepped | Rejected | Dropped
 
 class _State(wire.Sealed, frozen=True):
     MAGIC: ClassVar[bytes] = b"QS"
+    FORMAT: ClassVar[int] = 2
 
     job: bytes
     x: bytes
@@ -88,6 +89,7 @@ class _State(wire.Sealed, frozen=True):
     accepted: wire.Count
     growth: Annotated[float, msgspec.Meta(ge=0, le=MAX_GROWTH)]
     own: tuple[bool, bool]
+    staleness: wire.Word
 
 
 class Server:
@@ -125,6 +127,8 @@ class Server:
         self._own = (weight is not None, aggregator is not None)
         self.seen = SeenTasks()
         self.accepted = 0
+        self._staleness = 0
+        """The sum of τ over the updates in the buffer."""
         self.rejections: Counter[str] = Counter()
         self._weight = named_weight(job.staleness_weight) if weight is None else weight
         self._growth = 0.0
@@ -231,6 +235,7 @@ class Server:
             return [self._reject("bad_payload", str(error), update)]
         self.seen.add(update.client, update.task)
         self.accepted += 1
+        self._staleness += staleness
         return [Accepted(update.client, update.task, staleness, weight), *self.advance()]
 
     def _step(self) -> Stepped | Dropped:
@@ -239,8 +244,13 @@ class Server:
         moments, x, ahead = self._optimizer.step(
             self.version, total, count, self._moments, self._x, self.hidden.x
         )
-        target = x if self._replaces else ahead
-        if self._drops and not vectors.is_finite(ahead):
+        staleness, self._staleness = self._staleness / count, 0
+        aim, target = x, x if self._replaces else ahead
+        if self.job.lookahead:
+            with np.errstate(all="ignore"):
+                lead = np.float32(self.job.lookahead * staleness) * (x - self._x)
+                aim, target = x + lead, target + lead
+        if self._drops and not vectors.is_finite(target):
             return Dropped(self.version, count, f"the step from version {self.version} is beyond float32")
         try:
             seed = derive(self.job.seed, "increment", self.version)
@@ -248,13 +258,13 @@ class Server:
         except (VectorError, FrameError) as error:
             self._diverge(f"the model is beyond float32 at version {self.version} ({error}); lower the rates")
         self._x, self._moments = x, moments
-        residual = _distance(self._x, self.hidden.x)
+        residual = vectors.distance(aim, self.hidden.x)
         increment = Increment(self._job_id, self.version, self.hidden.digest, self._replaces, payload)
         frame = wire.encode(increment)
         self.log.append(increment, frame, self.hidden.snapshot_bytes(self._job_id))
         if self._replaces:
             return Stepped(self.version, frame, residual)
-        before = _norm(target)
+        before = vectors.norm(target)
         self._watch(before, residual)
         return Stepped(self.version, frame, residual, (residual / before) ** 2 if before else 0.0)
 
@@ -300,6 +310,7 @@ class Server:
             accepted=self.accepted,
             growth=self._growth,
             own=self._own,
+            staleness=self._staleness,
         ).to_bytes()
 
     @classmethod
@@ -335,16 +346,5 @@ class Server:
         server.log = IncrementLog(saved.log, server.hidden.snapshot_bytes(job.id))
         server.rejections = Counter(saved.rejections)
         server.accepted, server._growth = saved.accepted, saved.growth
+        server._staleness = saved.staleness
         return server
-
-
-def _norm(x: Vector) -> float:
-    from qafel import vector_kernels
-
-    return math.sqrt(vector_kernels.squared_norm(vectors.read_only(x), 0, x.size))
-
-
-def _distance(x: Vector, y: Vector) -> float:
-    from qafel import vector_kernels
-
-    return math.sqrt(vector_kernels.squared_distance(vectors.read_only(x), vectors.read_only(y)))

@@ -78,8 +78,11 @@ def test_quantizers_in_blocks_equal_their_twin_below_at_and_above_one_block(spec
         assert np.array_equal(q.decode(q.encode(x, seed), size), PAIRS[spec](x, seed))
 
 
+LOOKAHEAD = (0.0, 0.3, 1.0)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", range(3))
+@pytest.mark.parametrize("schedule", range(len(LOOKAHEAD)))
 @pytest.mark.parametrize("broadcast", ["difference", "model"])
 @pytest.mark.parametrize(("client_spec", "server_spec"), MATCHES)
 def test_server_and_clients_equal_the_twin_bit_for_bit(
@@ -98,13 +101,15 @@ def test_server_and_clients_equal_the_twin_bit_for_bit(
         server_rate=0.7,
         momentum=0.3,
         staleness_weight=str(name),
+        lookahead=LOOKAHEAD[schedule],
         seed=11,
     )
     direct = broadcast == "model" or server_spec == "identity"
     server, clients = Server(job, x0), [Client(job, x0, client=k) for k in range(4)]
     slow = twin.TwinServer(
-        x0, PAIRS[server_spec], 3, rate=0.7, momentum=0.3, weight=WEIGHTS[str(name)], seed=11, direct=direct
-    )
+        x0, PAIRS[server_spec], 3, rate=0.7, momentum=0.3, weight=WEIGHTS[str(name)], seed=11, direct=direct,
+        lookahead=LOOKAHEAD[schedule],
+    )  # fmt: skip
     slow_clients = [twin.TwinClient(k, x0, PAIRS[client_spec], seed=11) for k in range(4)]
     flying: list[tuple[bytes, tuple[twin.Vector, int]]] = []
     stale = 0

@@ -38,7 +38,7 @@ def run(workers: int = 1, learner: Any = None, **values: Any) -> Simulation:
 
 CLOCKS: list[dict[str, Any]] = [
     {"rate": 10.0},
-    {"arrivals": "poisson", "rate": 20.0, "dropouts": 0.2, "staleness_weight": "sqrt"},
+    {"arrivals": "poisson", "rate": 20.0, "dropouts": 0.2, "staleness_weight": "sqrt", "lookahead": 0.3},
     {"arrivals": "closed", "momentum": 0.0, "max_staleness": 3},
     {"arrivals": "refill", "concurrency": 5, "sampling": "idle", "slow_fraction": 0.3},
 ]
@@ -54,8 +54,9 @@ def test_a_run_equals_the_slow_twin_to_the_bit(clock: dict[str, Any], live: bool
     job = real.server.job
     weight = (lambda tau: 1 / np.sqrt(1.0 + tau)) if "staleness_weight" in clock else (lambda tau: 1.0)
     server = twin.TwinServer(
-        np.zeros(job.size, np.float32), QUANTIZERS["topk:0.1"], 4, 1.0, job.momentum, weight, seed=5
-    )
+        np.zeros(job.size, np.float32), QUANTIZERS["topk:0.1"], 4, 1.0, job.momentum, weight, seed=5,
+        lookahead=job.lookahead,
+    )  # fmt: skip
     hidden, frames = server.hidden.copy(), {}
     queue: list[Any] = []
     upload_bytes, increment_bytes = _sizes(real)
