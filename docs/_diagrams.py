@@ -13,7 +13,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _curves import bound, hidden_state, qsgd, rate_distortion
+from _curves import bound, hidden_state, lookahead, qsgd, rate_distortion
 from _svg import COLORS, GRAY, INK, PALE, RULE, Drawing
 
 import qafel
@@ -193,6 +193,7 @@ DIAGRAMS = {
     "exactly-once": exactly_once,
     "frame": frame,
     "bound": bound,
+    "lookahead": lookahead,
 }
 
 

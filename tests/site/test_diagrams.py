@@ -18,7 +18,8 @@ def drawn() -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore::qafel.errors.QafelWarning")
 @pytest.mark.parametrize(
-    "name", ["algorithm", "hidden-state", "qsgd", "rate-distortion", "exactly-once", "frame", "bound"]
+    "name",
+    ["algorithm", "hidden-state", "qsgd", "rate-distortion", "exactly-once", "frame", "bound", "lookahead"],
 )
 def test_the_committed_diagram_is_what_the_code_draws(name: str, drawn: dict[str, Any]) -> None:
     committed, now = (DOCS / "figures" / f"{name}.svg").read_text(encoding="utf-8"), drawn[name]()
