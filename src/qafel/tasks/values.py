@@ -171,6 +171,7 @@ FOREIGN = {
     "concurrency": "max_concurrency num_concurrent in_flight",
     "momentum": "beta server_momentum",
     "local_momentum": "client_momentum",
+    "lookahead": "look_ahead delay_compensation extrapolation nesterov",
     "steps": "p local_steps local_iterations num_local_steps",
     "epochs": "local_epochs num_epochs e",
     "batch_size": "bs batch local_batch_size b",
