@@ -9,6 +9,7 @@ Rules:
 - ``catch_up`` decides what a client that is behind needs. Every driver asks it, whatever its transport is.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -54,6 +55,12 @@ class HiddenState:
         self._x, self.version = x, self.version + 1
         self.digest = self._digest()
         return payload
+
+    def distance(self, x: Vector) -> float:
+        """‖x − x̂‖."""
+        from qafel import vector_kernels
+
+        return math.sqrt(vector_kernels.squared_distance(vectors.read_only(x), self.x))
 
     @classmethod
     def restore(cls, snapshot: Snapshot, size: int) -> "HiddenState":

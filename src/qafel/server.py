@@ -252,19 +252,19 @@ class Server:
                 aim, target = x + lead, target + lead
         if self._drops and not vectors.is_finite(target):
             return Dropped(self.version, count, f"the step from version {self.version} is beyond float32")
+        before = self.hidden.distance(aim)
         try:
             seed = derive(self.job.seed, "increment", self.version)
             payload = self.hidden.step(target, self.server_quantizer, seed, replaces=self._replaces)
         except (VectorError, FrameError) as error:
             self._diverge(f"the model is beyond float32 at version {self.version} ({error}); lower the rates")
         self._x, self._moments = x, moments
-        residual = vectors.distance(aim, self.hidden.x)
+        residual = self.hidden.distance(aim)
         increment = Increment(self._job_id, self.version, self.hidden.digest, self._replaces, payload)
         frame = wire.encode(increment)
         self.log.append(increment, frame, self.hidden.snapshot_bytes(self._job_id))
         if self._replaces:
             return Stepped(self.version, frame, residual)
-        before = vectors.norm(target)
         self._watch(before, residual)
         return Stepped(self.version, frame, residual, (residual / before) ** 2 if before else 0.0)
 

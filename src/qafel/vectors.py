@@ -4,7 +4,6 @@ Everything that is coded, added or sent is a contiguous one-dimensional float32 
 add into are aligned to the cache line (``zeros``), so that no SIMD store crosses two lines.
 """
 
-import math
 import operator
 import sys
 from collections.abc import Mapping
@@ -74,20 +73,6 @@ def read_only(x: Vector) -> Vector:
     view = x.view()
     view.flags.writeable = False
     return view
-
-
-def norm(x: Vector) -> float:
-    """‖x‖."""
-    from qafel import vector_kernels
-
-    return math.sqrt(vector_kernels.squared_norm(read_only(x), 0, x.size))
-
-
-def distance(x: Vector, y: Vector) -> float:
-    """‖x − y‖."""
-    from qafel import vector_kernels
-
-    return math.sqrt(vector_kernels.squared_distance(read_only(x), read_only(y)))
 
 
 def check_target(out: Vector) -> None:
