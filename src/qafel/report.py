@@ -17,6 +17,8 @@ COLOURS = {
 }
 FAR = 5.0
 """Lines whose ends are further apart than this factor are drawn on a logarithmic axis."""
+CROWDED = 300.0
+"""A logarithmic axis that spans more than this factor has only powers of ten as marks."""
 INCH = 14
 """The characters of a legend that fit into an inch."""
 
@@ -126,12 +128,19 @@ def spread_axis(axis: Any, which: str, values: Iterable[float]) -> bool:
     """Make an axis logarithmic, with plain numbers, if its values are more than a factor FAR apart."""
     from matplotlib import ticker
 
+    class Marks(ticker.LogLocator):
+        """Powers of ten, and 2 and 5 between them where there is room."""
+
+        def tick_values(self, low: float, high: float) -> Any:
+            self.set_params(subs=(1,) if high > CROWDED * low else (1, 2, 5))
+            return super().tick_values(low, high)
+
     known = [value for value in values if value > 0]
     far = bool(known) and max(known) > FAR * min(known)
     if far:
         getattr(axis, f"set_{which}scale")("log")
         side = getattr(axis, f"{which}axis")
-        side.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        side.set_major_locator(Marks())
         side.set_major_formatter(lambda value, _place: f"{value:g}")
         side.set_minor_formatter(ticker.NullFormatter())
     return far
