@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.qafel-installed
+# One worker more than there are cores: the tests of federations wait for brokers and processes.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 
 # The tests start hundreds of interpreters: compiled modules make them start in half the time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,7 +35,7 @@ chaos: setup ## Kill servers, clients and brokers, break networks and disks, 500
 test: lint types layers tests ## Lint, type-check, check the import layers, run the tests.
 
 test-fast: setup ## Run the tests that take no more than a few seconds each.
-	$(BIN)/python -m pytest -n auto -m "not slow and not install" --ignore=tests/page --ignore=tests/site
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not install" --ignore=tests/page --ignore=tests/site
 
 test-install: setup ## Ask the package index whether all extras install together, look into the wheel.
 	$(BIN)/python -m pytest -m install tests/product/test_installation.py
@@ -68,7 +70,7 @@ layers: setup ## Check which room imports which.
 	$(BIN)/lint-imports
 
 tests: setup ## Run the tests.
-	$(BIN)/python -m pytest -n auto -m "not install" --ignore=tests/page --ignore=tests/site
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not install" --ignore=tests/page --ignore=tests/site
 
 bench: setup ## Time codecs, simulator and federation against their yardsticks, measure memory; write results/bench-*.json.
 	$(BIN)/qafel bench codec --on benchmarks/deltas.npz --out results/bench-codec.json
