@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_page import browser, points, table, visit  # noqa: F401 (fixtures)
+from test_page import browser, table, visit  # noqa: F401 (fixtures)
+
+from test_dashboard import points
 
 pytestmark = [pytest.mark.browser, pytest.mark.install, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]

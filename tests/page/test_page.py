@@ -19,7 +19,7 @@ import parties
 from qafel.dashboard import report
 from qafel.federation import Broker, join
 from qafel.sim import simulate
-from test_dashboard import Page
+from test_dashboard import Page, points
 
 pytestmark = pytest.mark.browser
 Visit = Callable[..., Any]
@@ -97,10 +97,6 @@ def served(runs: Path) -> Iterator[Page]:
     page = Page(runs)
     yield page
     page.close()
-
-
-def points(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def table(page: Any, panel: str) -> dict[str, list[tuple[float, float | None]]]:

@@ -166,7 +166,8 @@ def _markdown(study: Study, figures: Sequence[Path], made: Mapping[str, Any]) ->
     lines += ["", *notes]
     lines += ["", *(f"![{path.name}]({path.name})" for path in figures if path.suffix == ".png")]
     machine = f"{made['machine']['processor']}, {made['machine']['cores']} cores"
-    lines += ["", f"Made by `{made['command']}`, commit {made['commit']}, on {machine}."]
+    told = f"Made by `{made['command']}`, commit {made['commit']}, on {machine}."
+    lines += ["", textwrap.fill(told, 100, break_long_words=False, break_on_hyphens=False)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 
