@@ -28,8 +28,8 @@ MAX_PAYLOAD = (1 << 32) - 1
 """The longest field that a frame can have, in bytes."""
 DEFAULT_QUANTIZER = "qsgd:4,bucket=256,norm=max"
 """Both quantizers of a bare ``Job``, and of models below SMALL_MODEL coordinates."""
-CLIENT_QUANTIZER, SERVER_QUANTIZER = "rotated:bits=0.4", "deadzone:step=1.8"
-"""The default quantizers of ``algorithm("qafel")``; docs/frontier.md measures them."""
+CLIENT_QUANTIZER, SERVER_QUANTIZER, LOOKAHEAD = "rotated:bits=0.4", "deadzone:step=2.2", 0.25
+"""The defaults of ``algorithm("qafel")``; docs/frontier.md measures them."""
 SMALL_MODEL = 4096
 """Below this many coordinates a frame is mostly header, and four bits cost little."""
 MOMENTUM = 0.3
@@ -181,6 +181,7 @@ def defaults(name: str, size: int) -> dict[str, Any]:
     chosen = {"momentum": MOMENTUM, **ALGORITHMS[name]}
     if name == "qafel" and size >= SMALL_MODEL:
         chosen |= {"client_quantizer": CLIENT_QUANTIZER, "server_quantizer": SERVER_QUANTIZER}
+        chosen["lookahead"] = LOOKAHEAD
     return chosen
 
 
@@ -191,7 +192,7 @@ def algorithm(name: str, *, size: int, **options: Any) -> Job:
         raise ConfigError(f"a job has no {unknown[0]!r}; it has {', '.join(Job.__struct_fields__)}")
     chosen = defaults(name, size)
     if options.get("server_optimizer") is not None:
-        del chosen["momentum"]
+        chosen |= {"momentum": 0.0, "lookahead": 0.0}
     return Job(size=size, **{**chosen, **options})
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from command import call, call_json, check_mistake
 from command import settings as command_settings
-from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
+from qafel.config import CLIENT_QUANTIZER, LOOKAHEAD, SERVER_QUANTIZER
 from qafel.errors import SpecError
 from qafel.quantizers import quantizer
 from qafel.reproduce import frontier, reproduce
@@ -108,10 +108,13 @@ def test_the_reported_seeds_of_tasks_that_were_tuned_on_are_others() -> None:
     assert [task.seeds.start for task in list(frontier.TASKS.values())[:2]] == [10, 10]
 
 
-def test_runs_of_qafel_use_the_measured_pair_unless_the_model_is_small_or_somebody_says() -> None:
+def test_runs_of_qafel_use_the_measured_defaults_unless_the_model_is_small_or_somebody_says() -> None:
     large, small = (make_settings({}).job(size) for size in (29_282, 1000))
     assert (large.client_quantizer, large.server_quantizer) == (CLIENT_QUANTIZER, SERVER_QUANTIZER)
     assert small.client_quantizer == small.server_quantizer == "qsgd:4,bucket=256,norm=max"
+    assert (large.lookahead, small.lookahead) == (LOOKAHEAD, 0)
+    assert make_settings({"server_optimizer": "adam:rate=0.01"}).job(29_282).lookahead == 0
+    assert make_settings({"algorithm": "fedbuff"}).job(29_282).lookahead == 0
     own = make_settings({"client_quantizer": "eden:2"}).job(29_282)
     assert (own.client_quantizer, own.server_quantizer) == ("eden:2", SERVER_QUANTIZER)
     assert quantizer(CLIENT_QUANTIZER).unbiased

@@ -5,9 +5,10 @@ was its last task, and the more it misses; beyond a model's worth of increments 
 what FedBuff sends for every task. The second half of each run is counted, in which clients have had tasks.
 """
 
+from typing import Any
+
 import msgspec
 
-from qafel.config import CLIENT_QUANTIZER, SERVER_QUANTIZER
 from qafel.reproduce import figures
 from qafel.reproduce.study import Options, Study, commits, finish
 from qafel.runs.result import Result
@@ -23,10 +24,7 @@ TASKS = 3
 MIN_UPLOADS = 4000
 QUICK = (60, 120)
 QUICK_UPLOADS = 240
-RUNS = {
-    "FedBuff": {"algorithm": "fedbuff"},
-    "default": {"client_quantizer": CLIENT_QUANTIZER, "server_quantizer": SERVER_QUANTIZER},
-}
+RUNS: dict[str, dict[str, Any]] = {"FedBuff": {"algorithm": "fedbuff"}, "default": {}}
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -89,8 +89,12 @@ def paper_bytes(spec: str, layout: Layout = LAYOUT) -> int:
     raise ConfigError(f"the paper has no size for {spec}; it has identity, affine:n and topk:fraction")
 
 
+PAPER: dict[str, Any] = {"algorithm": "qafel", "lookahead": 0.0}
+"""QAFeL as in the paper: increments aim at x itself."""
+
+
 def _quantized(name: str, label: str, client: str, server: str, **more: Any) -> Cell:
-    settings = {"algorithm": "qafel", "client_quantizer": client, "server_quantizer": server}
+    settings = {**PAPER, "client_quantizer": client, "server_quantizer": server}
     return Cell(name, label, settings, **more)
 
 
@@ -167,7 +171,7 @@ def hidden_state() -> list[Cell]:
     ]
     cells = []
     for name, label, client, server in kinds:
-        fixed = {"algorithm": name.partition("-")[0], "target": None}
+        fixed = {**PAPER, "algorithm": name.partition("-")[0], "target": None}
         settings = {**fixed, "client_quantizer": client, "server_quantizer": server}
         cells.append(Cell(f"hidden-{name}", label, settings))
     return cells
@@ -179,6 +183,6 @@ def literal() -> list[Cell]:
     cells = [Cell("literal-fedbuff", "FedBuff", {"algorithm": "fedbuff", "target": None})]
     for bits in (8, 4, 2):
         client = f"qsgd:{bits}"
-        quantized = {"algorithm": "qafel", "client_quantizer": client, "server_quantizer": server}
-        cells.append(Cell(f"literal-{bits}", f"QAFeL, client {client}", {**quantized, "target": None}))
+        cell = _quantized(f"literal-{bits}", f"QAFeL, client {client}", client, server)
+        cells.append(msgspec.structs.replace(cell, settings={**cell.settings, "target": None}))
     return cells
