@@ -30,7 +30,6 @@ from qafel.federation.client import FederationClient
 from qafel.federation.entries import Report
 from qafel.federation.keys import Key, read
 from qafel.federation.leader import Leadership
-from qafel.federation.loops import complete
 from qafel.federation.monitoring import Notice
 from qafel.federation.nats import Connection
 from qafel.federation.operate import watch
@@ -39,6 +38,7 @@ from qafel.federation.server import Evaluate, FederationServer
 from qafel.federation.state import FederationState
 from qafel.federation.subjects import Subjects
 from qafel.federation.trainer import Training, own_training, parse_plan, plan_training
+from qafel.federation.waiting import complete
 from qafel.records import provenance
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Result

@@ -20,7 +20,9 @@ from qafel import wire
 from qafel.config import Job
 from qafel.errors import FormatError, FrameError, QafelError, StateError
 from qafel.federation import objects
+from qafel.federation.increments import Increments
 from qafel.federation.leader import FencedKey
+from qafel.federation.monitoring import Notice
 from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest
 from qafel.federation.plan import Plan
@@ -28,6 +30,7 @@ from qafel.federation.state import FederationState
 from qafel.federation.subjects import is_decision, owner
 from qafel.federation.waiting import in_thread
 from qafel.runs.folder import RunFolder
+from qafel.vectors import Vector
 
 MAX_CHECKPOINT = 1 << 34
 
@@ -196,3 +199,29 @@ class Checkpoints:
         await in_thread(self._folder.save, data)
         self.journal.clear()
         await self._connection.purge(subjects.saved, below=manifest.first)
+
+
+async def load_state(
+    checkpoints: Checkpoints,
+    increments: Increments,
+    plan: Plan,
+    job: Job,
+    x: Vector,
+    key: bytes | None,
+    notice: Notice,
+    *,
+    standby: bool,
+) -> FederationState:
+    """The newest state that there is, or a new one if there was never any; StateError if it is lost."""
+    states = await checkpoints.states(plan, job, notice)
+    agree = [state for state in states if await increments.agrees(state.server)]
+    if len(agree) < len(states):
+        notice("checkpoint refused", detail="it contradicts the increments")
+    if agree:
+        return max(agree, key=lambda state: state.folded)
+    if standby or states or await increments.exist():
+        raise StateError(
+            f"there is no usable checkpoint of the federation {plan.name!r}; start the server that has its "
+            "state folder, or start anew under another name"
+        )
+    return FederationState(plan, job, x, key)

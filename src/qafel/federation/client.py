@@ -21,7 +21,6 @@ from qafel.client import Trainer, assign
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FrameError
 from qafel.federation import objects
-from qafel.federation.broker_errors import NO_SPACE
 from qafel.federation.client_folder import ClientFolder
 from qafel.federation.entries import Report, Upload
 from qafel.federation.follower import Follower
@@ -29,6 +28,7 @@ from qafel.federation.leases import Answer, Ask, Done, Lease
 from qafel.federation.monitoring import Notice
 from qafel.federation.nats import Connection, retry
 from qafel.federation.streams import UPLOAD_OVERHEAD
+from qafel.federation.transport import NO_SPACE
 from qafel.federation.waiting import give_up
 from qafel.vectors import Vector
 

@@ -12,10 +12,10 @@ from typing import ClassVar
 from qafel import wire
 from qafel.errors import FencedError, FormatError, FrameError, StateError
 from qafel.federation import objects
-from qafel.federation.broker_errors import Message
 from qafel.federation.leader import FencedKey
 from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest, is_manifest
+from qafel.federation.transport import Message
 from qafel.server import Server
 from qafel.wire import Increment
 

@@ -11,20 +11,20 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from qafel.errors import BrokerError, FencedError
-from qafel.federation.broker_errors import (
+from qafel.federation.keys.credentials import Key, credentials
+from qafel.federation.subjects import Subjects, inbox
+from qafel.federation.transport import (
     CLOSED,
     NO_MESSAGE,
     NOT_FOUND,
     Message,
     checked,
+    connection,
     may_pass,
     refusal,
     sentence,
     stored_message,
 )
-from qafel.federation.keys.credentials import Key, credentials
-from qafel.federation.subjects import Subjects, inbox
-from qafel.federation.transport import connection
 
 PATIENCE = 10.0
 """The default time to wait for a broker that does not answer, in seconds."""

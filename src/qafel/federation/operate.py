@@ -10,11 +10,11 @@ import msgspec
 from qafel.errors import BrokerError, ConfigError
 from qafel.federation.entries import Change, Decision, Skip, Stop
 from qafel.federation.keys import Key, read
-from qafel.federation.loops import Loop, complete
 from qafel.federation.nats import Connection
 from qafel.federation.plan import Plan
 from qafel.federation.state import change
 from qafel.federation.subjects import Subjects
+from qafel.federation.waiting import Loop, complete
 
 SILENCE = 10.0
 """``watch`` gives up after this many seconds without a status message."""

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 
 from qafel.errors import BrokerError, FrameError, QafelError
 from qafel.federation import objects
-from qafel.federation.broker_errors import Message
 from qafel.federation.checkpoints import Checkpoints, Record
 from qafel.federation.entries import Upload
 from qafel.federation.increments import Increments
@@ -23,6 +22,7 @@ from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest, is_manifest
 from qafel.federation.state import FederationState
 from qafel.federation.subjects import is_decision, owner
+from qafel.federation.transport import Message
 from qafel.federation.waiting import in_thread
 from qafel.server import Accepted, Dropped, Stepped
 from qafel.wire import Rejected

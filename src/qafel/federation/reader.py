@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from qafel.errors import BrokerError
-from qafel.federation.broker_errors import Message
+from qafel.errors import BrokerError, FrameError
+from qafel.federation.entries import Decision, Skip
 from qafel.federation.nats import Connection
+from qafel.federation.transport import Message
 
 BATCH = 256
 EXPIRES = 5.0
@@ -227,3 +228,18 @@ class Requests(Pull):
                 await self._answer()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.arrived.wait(), HEARTBEAT)
+
+
+async def find_skips(connection: Connection, sequence: int) -> set[int]:
+    """The entries after ``sequence`` that operators want skipped: their decisions come later in the log."""
+    subjects, skips = connection.subjects, set[int]()
+    while True:
+        request = {"seq": sequence + 1, "next_by_subj": subjects.entry("operator")}
+        message = await connection.from_leader(subjects.log, request)
+        if message is None:
+            return skips
+        sequence = message.sequence
+        with contextlib.suppress(FrameError):
+            decision = Decision.from_bytes(message.data).decision
+            if isinstance(decision, Skip):
+                skips.add(decision.sequence)

@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FencedError, FrameError, StateError
-from qafel.federation.broker_errors import CLOSED, NO_SPACE, Message
-from qafel.federation.checkpoints import Checkpoints, Record
+from qafel.federation.checkpoints import Checkpoints, Record, load_state
 from qafel.federation.entries import Decision, Stop
 from qafel.federation.increments import Increments
 from qafel.federation.leader import Leadership
@@ -24,11 +23,11 @@ from qafel.federation.monitoring import Metrics, Monitor, Notice
 from qafel.federation.nats import Connection
 from qafel.federation.plan import Plan, write_welcome
 from qafel.federation.processor import Processor, patiently
-from qafel.federation.reader import LogReader, Requests
-from qafel.federation.startup import find_skips, load_state, remove_finished
+from qafel.federation.reader import LogReader, Requests, find_skips
 from qafel.federation.state import FederationState, warm_up
-from qafel.federation.streams import max_entries, open_keys, open_log, open_streams
+from qafel.federation.streams import max_entries, open_keys, open_log, open_streams, remove_finished
 from qafel.federation.subjects import owner
+from qafel.federation.transport import CLOSED, NO_SPACE, Message
 from qafel.federation.waiting import give_up, in_thread, unless
 from qafel.runs.folder import RunFolder
 from qafel.vectors import Vector

@@ -13,6 +13,7 @@ from qafel.errors import StateError
 from qafel.federation.nats import Connection
 from qafel.federation.objects import piece_size
 from qafel.federation.state import FederationState
+from qafel.runs.folder import RunFolder
 
 LOG_BYTES, MIN_ENTRIES, MAX_ENTRIES = 1 << 22, 16, 1024
 """The log holds about this many bytes of each client, but at least and at most so many entries."""
@@ -112,3 +113,13 @@ async def open_log(connection: Connection, state: FederationState, replicas: int
     if state.sequence == 0 or (last is not None and wire.fingerprint(last.data) == state.tail):
         return None
     return int(max(0, log["first_seq"] - 1))
+
+
+async def remove_finished(connection: Connection, folder: RunFolder, replicas: int) -> None:
+    """Make room for a new federation under the name of one that has ended."""
+    subjects = connection.subjects
+    ended = await connection.newest(subjects.keys, subjects.public("done"))
+    if ended is not None and folder.checkpoint() is None:
+        for stream in subjects.streams:
+            await connection.delete(stream)
+        await open_keys(connection, replicas)

@@ -1,9 +1,96 @@
-"""The client of nats-py, made sturdy: no byte before the broker is verified, no header that stops it."""
+"""The client of nats-py, made sturdy, and what a broker's answers mean, as values and as errors.
 
-from typing import Any, cast
+No byte is sent before the broker is verified, and no header stops the client.
+"""
 
-from qafel.errors import MissingExtraError
+import ssl
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from qafel.errors import BrokerError, ConfigError, FencedError, MissingExtraError
 from qafel.federation.keys.credentials import is_secure
+
+WRONG_LAST = (10071, 10164)
+NOT_FOUND, NO_MESSAGE = 10059, 10037
+CLOSED = -1
+"""The code of an error after which nats-py does not reconnect."""
+NO_SPACE = (10002, 10023, 10028, 10047, 10077)
+"""The broker has no room: on its disk, in a stream, or in a client's share of a stream."""
+
+
+class Message(NamedTuple):
+    """A stored message."""
+
+    sequence: int
+    subject: str
+    data: bytes
+
+
+def sentence(error: BaseException) -> str:
+    """The text of an error on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def refusal(url: str, error: Exception, keyed: bool, last: str = "") -> BrokerError:
+    """The error for a refused connection: why, and what to do."""
+    text = last if isinstance(error, TimeoutError) and last else sentence(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = (
+            "was not signed by the CA in this key" if keyed else "was not signed by a CA that is trusted here"
+        )
+        why = "has expired; renew it with qafel keys rotate" if "expired" in text else why
+        hint = "" if keyed else "; pass its keys"
+        return BrokerError(f"the certificate of {url} {why} ({error.verify_message}){hint}", may_pass=False)
+    if "authorization" in text.lower() or "authentication" in text.lower():
+        what = (
+            "does not accept this key, which may be revoked or expired"
+            if keyed
+            else "requires a key; pass its keys"
+        )
+        return BrokerError(f"the broker at {url} {what} ({text})", may_pass=False)
+    if isinstance(error, ssl.SSLError) or "secure connection" in text.lower():
+        return BrokerError(
+            f"no secure connection to {url}: {text}; does it start with the right tls:// or nats://?",
+            may_pass=False,
+        )
+    return BrokerError(f"no broker at {url}: {text}; start one with qafel broker, or correct the address")
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a refused connection may be accepted later."""
+    text = sentence(error).lower()
+    refused = "authorization" in text or "authentication" in text
+    return not refused and not isinstance(error, ConfigError | ssl.SSLError)
+
+
+def checked(message: Any) -> dict[str, Any]:
+    """The broker's answer to a call; BrokerError if it refused, FencedError if another server was faster."""
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(message.data, type=dict[str, Any])
+        problem = answer.get("error")
+        if not problem:
+            return answer
+        code, text = int(problem.get("err_code", 0)), str(problem.get("description", "an error"))
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, ValueError) as error:
+        raise BrokerError(f"the broker's answer cannot be read: {sentence(error)}") from error
+    if code in WRONG_LAST:
+        raise FencedError(f"another server has written since ({text})", code)
+    raise BrokerError(f"the broker refused: {text}", code)
+
+
+def stored_message(answer: Any) -> Message | None:
+    """The message in an answer of the broker's direct API; None if there is none."""
+    headers = answer.headers or {}
+    if "Nats-Sequence" not in headers:
+        status = headers.get("Status", "")
+        if status in ("404", "408"):
+            return None
+        raise BrokerError(f"the broker could not read a message: {status} {headers.get('Description', '')}")
+    try:
+        return Message(int(headers["Nats-Sequence"]), headers["Nats-Subject"], answer.data)
+    except (KeyError, ValueError) as error:
+        raise BrokerError(f"the broker's answer cannot be read: {sentence(error)}") from error
 
 
 def connection(url: str) -> Any:

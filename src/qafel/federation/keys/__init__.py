@@ -25,7 +25,7 @@ from qafel.federation.keys.certificates import HOSTS
 from qafel.federation.keys.credentials import FORMAT, Key, read
 from qafel.federation.keys.push import push_accounts
 from qafel.federation.keys.register import Account, Federation, Holder, Register
-from qafel.federation.loops import complete
+from qafel.federation.waiting import complete
 
 __all__ = ["DAYS", "HOSTS", "Entry", "Key", "Keys", "read"]
 
