@@ -89,4 +89,4 @@ def records_to_csv(records: Sequence[Mapping[str, Any]]) -> str:
 
 def _latex(text: str) -> str:
     pattern = "|".join(map(re.escape, sorted(LATEX, key=len, reverse=True)))
-    return re.sub(pattern, lambda found: LATEX[found.group()], text)
+    return re.sub(pattern, lambda match: LATEX[match.group()], text)

@@ -152,16 +152,16 @@ class _Race:
         ran = [seed for seed in range(seeds) if _name(pair, seed) in self.outcomes]
         mine, theirs = ([self.outcomes[_name(which, seed)] for seed in ran] for which in (pair, FEDBUFF))
         ended, base = ([run for run in runs if isinstance(run, Result)] for runs in (mine, theirs))
-        found = against(ended, base, "fedbuff", common_metric([*ended, *base])) if ended and base else None
+        compared = against(ended, base, "fedbuff", common_metric([*ended, *base])) if ended and base else None
         diverged, cost = len(mine) - len(ended), math.inf
-        if found is not None and not diverged and math.isfinite(found.uploads):
-            cost = found.share_of_bytes * max(1.0, found.ratio[0] / ALLOWANCE) ** STEEP
+        if compared is not None and not diverged and math.isfinite(compared.uploads):
+            cost = compared.share_of_bytes * max(1.0, compared.ratio[0] / ALLOWANCE) ** STEEP
         return Candidate(
             client=pair[0],
             server=pair[1],
             seeds=len(ran),
             diverged=diverged,
-            against=found,
+            against=compared,
             cost=cost,
         )
 

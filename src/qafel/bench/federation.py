@@ -30,7 +30,6 @@ from qafel.bench.federation_load import (
     SIZE,
     consume,
     counter,
-    echo,
     loop_clients,
     milliseconds,
     moment,
@@ -183,7 +182,7 @@ def loop(folder: Path, clients: int, turns: int, rounds: int) -> dict[str, Any]:
             ready, done, began, ended, slow = (moment() for _ in range(5))
             where = folder / f"{kind}-{k}" / "server"
             if kind == "raw":
-                server = spawn(echo, broker.url, count, ready, done)
+                server = spawn(consume, broker.url, count, ready, done, True)
             else:
                 server = spawn(run_server, broker.url, where, plan(count), ready, done)
             wait_for(ready, server)

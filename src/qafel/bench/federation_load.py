@@ -132,8 +132,8 @@ def _publisher(url: str, uploads: list[tuple[int, bytes]], raw: bool, began: Any
     asyncio.run(work())
 
 
-def consume(url: str, count: int, ready: Any, done: Any) -> None:
-    """Read ``count`` raw messages from a stream."""
+def consume(url: str, count: int, ready: Any, done: Any, answer: bool = False) -> None:
+    """The raw server: it reads ``count`` messages from a stream, and answers each if asked to."""
 
     async def work() -> None:
         async with await Connection.open(url, Subjects("bench"), "consumer") as connection:
@@ -142,7 +142,11 @@ def consume(url: str, count: int, ready: Any, done: Any) -> None:
             ready.value = time.monotonic()
             seen = 0
             while seen < count:
-                seen += len(await reader.next(1.0))
+                messages = await reader.next(1.0)
+                seen += len(messages)
+                for message in messages if answer else ():
+                    await connection.send(f"raw-answer.{message.subject[4:]}", bytes(64))
+            await connection.nc.flush()
             done.value = time.monotonic()
 
     asyncio.run(work())
@@ -269,25 +273,6 @@ def loop_clients(
             slow.value = max(slow.value, took[int(0.99 * len(took))])
         for connection, _ in clients:
             await connection.close()
-
-    asyncio.run(work())
-
-
-def echo(url: str, count: int, ready: Any, done: Any) -> None:
-    """The raw server of a closed loop: it reads a stream and answers each message."""
-
-    async def work() -> None:
-        async with await Connection.open(url, Subjects("bench"), "consumer") as connection:
-            await connection.ensure("RAW", {"subjects": ["raw.*"], "allow_direct": True, "num_replicas": 1})
-            reader = LogReader(connection, 0, "RAW")
-            ready.value = time.monotonic()
-            seen = 0
-            while seen < count:
-                for message in await reader.next(1.0):
-                    seen += 1
-                    await connection.send(f"raw-answer.{message.subject[4:]}", bytes(64))
-            await connection.nc.flush()
-            done.value = time.monotonic()
 
     asyncio.run(work())
 

@@ -99,10 +99,10 @@ def sweep(
 
     values: dict[str, list[Any]] = {}
     for text in vary:
-        name, found = grid.parse_values(text)
+        name, parsed = grid.parse_values(text)
         if name in values:
             raise ConfigError(f"--vary names {name} twice")
-        values[name] = found
+        values[name] = parsed
     if not values:
         raise ConfigError("a sweep needs --vary NAME=VALUE,VALUE,…")
     wanted = grid.combinations(read_values(sim.Settings, config, change or ()), values, seeds, reference)
@@ -169,7 +169,7 @@ def _extras(settings: "Settings | None") -> list[str]:
 
 
 def _answer(comparison: "Comparison", figure: Path) -> dict[str, Any]:
-    runs = {name: [run.summary for run in found] for name, found in comparison.results.items()}
+    runs = {name: [run.summary for run in results] for name, results in comparison.results.items()}
     return {
         "figure": str(figure),
         "reference": comparison.reference,

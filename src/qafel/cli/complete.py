@@ -61,5 +61,5 @@ def run_completions(incomplete: str) -> Iterator[str]:
     from qafel.config import ALGORITHMS
 
     paths = glob.glob(f"{glob.escape(incomplete)}*")  # noqa: PTH207
-    found = [path for path in paths if Path(path).is_dir() or path.endswith(".toml")]
-    yield from (name for name in [*ALGORITHMS, *found] if name.startswith(incomplete))
+    folders = [path for path in paths if Path(path).is_dir() or path.endswith(".toml")]
+    yield from (name for name in [*ALGORITHMS, *folders] if name.startswith(incomplete))

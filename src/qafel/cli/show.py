@@ -89,17 +89,17 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     print_table(Table(title, list(columns), [list(row) for row in rows]))
 
 
-def records(title: str, columns: Columns, found: Iterable[Any]) -> None:
+def records(title: str, columns: Columns, rows: Iterable[Any]) -> None:
     """Print a table with a row for each record."""
-    print_table(Table.of(title, columns, found))
+    print_table(Table.of(title, columns, rows))
 
 
-def tables(found: Iterable[Table], form: Format, csv: str | None = None) -> None:
+def tables(shown: Iterable[Table], form: Format, csv: str | None = None) -> None:
     """Print tables in a format; ``csv`` are their unrounded numbers."""
     if form is Format.CSV and csv is not None:
         typer.echo(csv, nl=False)
         return
-    for k, one in enumerate(found):
+    for k, one in enumerate(shown):
         if form is Format.TEXT:
             if k:
                 line()

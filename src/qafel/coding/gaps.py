@@ -56,10 +56,10 @@ class Tables(NamedTuple):
 def tables() -> Tables:
     """Return the tables of all classes."""
     rows = [_class(step) for step in STEPS]
-    most = max(len(shares) for _, _, shares in rows)
-    starts = np.full((CLASSES, most + 1), 1 << BITS, np.uint16)
+    max_shares = max(len(shares) for _, _, shares in rows)
+    starts = np.full((CLASSES, max_shares + 1), 1 << BITS, np.uint16)
     symbols = np.empty((CLASSES, 1 << (BITS - SKIP)), np.uint16)
-    zeros, values = np.zeros((CLASSES, most), np.uint8), np.zeros((CLASSES, most), np.int8)
+    zeros, values = np.zeros((CLASSES, max_shares), np.uint8), np.zeros((CLASSES, max_shares), np.int8)
     for k, (gaps, top, shares) in enumerate(rows):
         count = len(shares)
         starts[k, :count] = np.cumsum(shares) - shares

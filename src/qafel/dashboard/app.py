@@ -96,9 +96,9 @@ def create(runs: Runs, federation: Federation | None, hosts: frozenset[str], tok
     """The application for these runs, and for a federation if there is one."""
 
     async def listed(_: Request) -> Response:
-        found = await asyncio.to_thread(runs.list)
+        listed = await asyncio.to_thread(runs.list)
         followed = [federation.listed] if federation is not None else []
-        return _json({"folder": str(runs.root), "runs": followed + found})
+        return _json({"folder": str(runs.root), "runs": followed + listed})
 
     async def run(request: Request) -> Response:
         if federation is not None and request.path_params["id"] == IDENTITY:

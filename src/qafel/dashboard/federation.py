@@ -66,8 +66,8 @@ class Federation:
                 for number, status in enumerate(watch(self.name, self._broker, self._keys)):
                     if number % EVERY == 0 or status["reason"]:
                         rows = clients(self.name, self._broker, self._keys)
-                        found = points(self.name, self._broker, self._keys)
-                        self._points = msgspec.convert(found, list[Point])
+                        read = points(self.name, self._broker, self._keys)
+                        self._points = msgspec.convert(read, list[Point])
                     self._reason = status["reason"]
                     self._told = {"name": self.name, "facts": _facts(status), "clients": _rows(rows)}
                 if self._reason:

@@ -92,7 +92,7 @@ class Runs:
 
     def list(self) -> list[Listed]:
         """All runs, the newest first; those that differ only in their seed have the same group."""
-        found = []
+        runs = []
         for path in _folders(self.root):
             name = str(path.relative_to(self.root)) if path != self.root else path.resolve().name
             identity = f"{fingerprint(name.encode('utf-8', 'surrogateescape')):016x}"
@@ -102,10 +102,10 @@ class Runs:
             if known is None or known[0] != stamp or known[1].state == "running":
                 known = stamp, *self._read(identity, name, path, stamp)
                 self._known[identity] = known
-            found.append(known)
-        found.sort(key=lambda one: (-one[0][0], one[1].name))
-        _name_groups(found)
-        return [listed for _, listed, _ in found]
+            runs.append(known)
+        runs.sort(key=lambda one: (-one[0][0], one[1].name))
+        _name_groups(runs)
+        return [listed for _, listed, _ in runs]
 
     def _read(self, identity: str, name: str, path: Path, stamp: tuple[float, ...]) -> tuple[Listed, str]:
         """A run, and what runs of one configuration have in common."""
@@ -233,18 +233,18 @@ def _about(path: Path) -> tuple[dict[str, Any], str | None]:
 
 def _folders(root: Path) -> list[Path]:
     """The folders of runs below a folder; links are not followed."""
-    found = []
+    runs = []
     for place, folders, files in os.walk(root):
         path = Path(place)
         depth = len(path.relative_to(root).parts)
         if "config.toml" in files and ("metrics.jsonl" in files or "summary.json" in files):
-            found.append(path)
+            runs.append(path)
             folders.clear()
         elif depth >= MAX_DEPTH:
             folders.clear()
         else:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-    return found
+    return runs
 
 
 def _stamp(path: Path) -> tuple[float, ...]:
@@ -265,19 +265,19 @@ def _age(stamp: tuple[float, ...]) -> float:
     return time.time() - stamp[0]
 
 
-def _name_groups(found: list[tuple[tuple[float, ...], Listed, str]]) -> None:
+def _name_groups(runs: list[tuple[tuple[float, ...], Listed, str]]) -> None:
     """Give runs of one configuration, which have different seeds, the same group."""
     groups: dict[str, list[Listed]] = {}
-    for _, listed, key in found:
+    for _, listed, key in runs:
         place = key
         while any(other.seed == listed.seed for other in groups.get(place, ())):
             place += "+"  # the same seed again is another group
         groups.setdefault(place, []).append(listed)
     taken: set[str] = set()
-    for runs in groups.values():
-        name = runs[0].name if len(runs) == 1 else SEED.sub("", runs[-1].name) or runs[-1].name
+    for group in groups.values():
+        name = group[0].name if len(group) == 1 else SEED.sub("", group[-1].name) or group[-1].name
         while name in taken:
             name += "′"
         taken.add(name)
-        for listed in runs:
+        for listed in group:
             listed.group = name

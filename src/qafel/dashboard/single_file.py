@@ -23,16 +23,16 @@ def report(folders: Sequence[str | Path], out: str | Path) -> Path:
     told: dict[str, Any] = {"run": {}, "events": {}, "made": time.strftime("%Y-%m-%d %H:%M")}
     for folder in folders:
         runs = Runs(Path(folder))
-        found = runs.list()
-        if not found:
+        here = runs.list()
+        if not here:
             raise ConfigError(f"{folder} is not the folder of a run, and has none in it")
-        for one in found:
+        for one in here:
             if one.id in told["run"]:
                 raise ConfigError(f"two runs are called {one.name}; name the folder above them instead")
             told["run"][one.id] = runs.run(one.id)
             if (runs.path(one.id) / EVENTS).exists():
                 told["events"][one.id] = runs.events(one.id)
-        listed += found
+        listed += here
     told["runs"] = {"folder": ", ".join(str(folder) for folder in folders), "runs": listed}
     path = Path(out)
     try:

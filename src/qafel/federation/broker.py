@@ -128,12 +128,14 @@ def _locked(folder: Path) -> list[str]:
     """The lines that admit the keys of a folder, over TLS; the handshake comes before everything else."""
     try:
         about = json.loads((folder / "broker.json").read_bytes())
-        found, system, mutual = about["format"], str(about["system_account"]), bool(about["mutual"])
+        version, system, mutual = about["format"], str(about["system_account"]), bool(about["mutual"])
         operator = (folder / "operator.jwt").read_text(encoding="ascii").strip()
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder} is damaged: {error}; qafel keys new repairs it") from error
-    if found != FORMAT:
-        raise ConfigError(f"{folder} has format {found}; this version of qafel reads {FORMAT}; make new keys")
+    if version != FORMAT:
+        raise ConfigError(
+            f"{folder} has format {version}; this version of qafel reads {FORMAT}; make new keys"
+        )
     return [
         *_tls(folder, "  handshake_first: true", verify=mutual),
         f"operator: {_quoted(operator)}",

@@ -71,9 +71,9 @@ def check_allowed(plan: Plan, mine: Mapping[str, Any], allow: Sequence[str]) -> 
         wanted = {}
     elif plan.evaluate_on == "clients" and "metrics" not in mine and isinstance(plan.metrics, Mapping):
         wanted |= {f"metrics.{name}": value for name, value in plan.metrics.items()}
-    for what, most in MAX_SIZES.items():
-        if (getattr(plan, what) or 0) > most:
-            raise ConfigError(f"the server's plan has {getattr(plan, what)} {what}; the limit is {most}")
+    for what, limit in MAX_SIZES.items():
+        if (getattr(plan, what) or 0) > limit:
+            raise ConfigError(f"the server's plan has {getattr(plan, what)} {what}; the limit is {limit}")
     for what, value in wanted.items():
         if value is None or value in BUILT_IN.get(what, ()) or value in allowed:
             continue

@@ -70,8 +70,8 @@ def catch_up(options: Options) -> Study:
     for clients in populations:
         kb = {}
         for name in RUNS:
-            found = [outcomes[f"catch-up-{name.lower()}-{clients}-seed{s}"] for s in range(options.seeds)]
-            kb[name] = [_per_task(run) for run in found if isinstance(run, Result)]
+            runs = [outcomes[f"catch-up-{name.lower()}-{clients}-seed{s}"] for s in range(options.seeds)]
+            kb[name] = [_per_task(run) for run in runs if isinstance(run, Result)]
         asked = request_bytes(1 << 63, clients - 1, MIN_UPLOADS // 10) / 1000
         rows.append(Row(clients, mean_std(kb["FedBuff"]), mean_std(kb["default"]), asked))
     title = f"Without broadcast: {data}, what a client downloads for a task"

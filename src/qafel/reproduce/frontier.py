@@ -107,8 +107,8 @@ class Row(msgspec.Struct, frozen=True):
 
     def against(self, ratio: str) -> Interval:
         """One of the ratios to FedBuff; NaN where the two cannot be compared."""
-        found = self.mine.against
-        return (math.nan,) * 3 if found is None else getattr(found, ratio)
+        compared = self.mine.against
+        return (math.nan,) * 3 if compared is None else getattr(compared, ratio)
 
     def fewer(self, cost: str) -> float:
         """FedBuff's bytes over these, of whole runs."""

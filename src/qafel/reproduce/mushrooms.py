@@ -112,9 +112,10 @@ class Gathered:
         self.optimum, self.gaps = optimum, gaps
         self.marks = [mark for mark in MARKS if mark <= steps]
         self.by_seed = {
-            cell: [[dict(one)[mark] for mark in self.marks] for one in found] for cell, found in gaps.items()
+            cell: [[dict(one)[mark] for mark in self.marks] for one in curves]
+            for cell, curves in gaps.items()
         }
-        self.means = {cell: _means(found) for cell, found in self.by_seed.items()}
+        self.means = {cell: _means(curves) for cell, curves in self.by_seed.items()}
         self.is_mushrooms = abs(optimum - OPTIMUM) < 1e-9
         """Whether the data is the authors', so that their numbers apply."""
 
@@ -182,8 +183,8 @@ def _numbers(gathered: Gathered, size: int) -> dict[str, Any]:
         "gaps": {cell: at_marks(values) for cell, values in gathered.means.items()},
         "by seed": {
             f"{cell}, seed {seed}": at_marks(values)
-            for cell, found in gathered.by_seed.items()
-            for seed, values in enumerate(found)
+            for cell, curves in gathered.by_seed.items()
+            for seed, values in enumerate(curves)
         },
         "kB an upload": {
             cell: quantizer(chosen.get("client_quantizer", "identity")).max_bytes(size) / 1000

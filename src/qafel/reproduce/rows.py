@@ -197,6 +197,6 @@ def run_cells(
         for cell in chosen
         for seed in seeds[cell.name]
     }
-    found = options.run(wanted, folder)
-    outcomes = {name: [found[f"{name}-seed{seed}"] for seed in mine] for name, mine in seeds.items()}
+    results = options.run(wanted, folder)
+    outcomes = {name: [results[f"{name}-seed{seed}"] for seed in mine] for name, mine in seeds.items()}
     return Runs(data, folder, shared, outcomes)

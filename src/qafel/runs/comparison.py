@@ -169,7 +169,7 @@ class Comparison(Tabular):
     @property
     def notes(self) -> list[str]:
         """What one should know about the runs."""
-        runs = [run.summary for found in self.results.values() for run in found]
+        runs = [run.summary for results in self.results.values() for run in results]
         runs.sort(key=lambda summary: -summary.concurrency["mean"])
         crowded = next((summary.notes for summary in runs if summary.notes), [])
         common = {row.name: len(row.against.seeds) if row.against else 0 for row in self.rows}

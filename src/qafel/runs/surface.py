@@ -25,8 +25,11 @@ def surface(comparison: Comparison, path: str | Path | None = None) -> Any:
     values = [[_value(comparison, rows[y, x], compared) for x in across] for y in down]
     figure, (axis,) = report.subplots(1, 2.6 + 1.25 * len(across), 1.6 + 0.62 * len(down))
     finite = [value for line in values for value in line if math.isfinite(value)] or [1.0]
-    colours = "RdYlGn_r" if compared else "viridis"
-    image = axis.imshow(values, cmap=colours, aspect="auto", vmin=min(finite), vmax=max(finite))
+    colours, low, high = "viridis", min(finite), max(finite)
+    if compared:  # green: fewer uploads than the reference, red: more
+        far = min(1.0, max(0.25, *(abs(value - 1) for value in finite)))
+        colours, low, high = "RdYlGn_r", 1 - far, 1 + far
+    image = axis.imshow(values, cmap=colours, aspect="auto", vmin=low, vmax=high)
     axis.grid(visible=False)
     for j, y in enumerate(down):
         for i, x in enumerate(across):

@@ -203,12 +203,12 @@ def run_groups(
     if len(wanted) < sum(isinstance(one, Settings) for what in groups.values() for one in what):
         raise ConfigError("two configurations have the same name for their folders; rename one")
     outcomes = run_all(wanted, folder, jobs=jobs, tell=tell or notebook.Bar())
-    found: dict[str, list[Outcome]] = {}
+    results: dict[str, list[Outcome]] = {}
     for name, what in groups.items():
-        found[name] = [
+        results[name] = [
             outcomes[run_name(name, one.seed)] if isinstance(one, Settings) else one for one in what
         ]
-    comparison = Comparison(found, reference, level)
+    comparison = Comparison(results, reference, level)
     body = {"rows": comparison.rows, "reference": comparison.reference, **provenance(*PACKAGES)}
     write_json(folder / f"{kind}.json", body)
     comparison.to_csv(folder / f"{kind}.csv")

@@ -51,17 +51,17 @@ def import_function(value: Any, what: str) -> Any:
     return value
 
 
-def parameters_of(function: Callable[..., Any], most: int, *, required: bool = False) -> int:
-    """How many positional arguments a function takes, at most ``most``; ``required``: without a default."""
+def parameters_of(function: Callable[..., Any], max_arguments: int, *, required: bool = False) -> int:
+    """How many positional arguments a function takes, up to a limit; ``required``: without a default."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # a built-in function without a signature
-        return most
+        return max_arguments
     if any(p.kind == p.VAR_POSITIONAL for p in parameters):
-        return most
+        return max_arguments
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     counted = [p for p in parameters if p.kind in kinds and not (required and p.default is not p.empty)]
-    return min(most, len(counted))
+    return min(max_arguments, len(counted))
 
 
 def imported(value: Any, name: str) -> Any:

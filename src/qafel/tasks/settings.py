@@ -278,9 +278,9 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             seed=self.seed,
         )
         for name in ("classes", "vocabulary"):
-            found, least = getattr(people, name, 0), getattr(self, name)
-            if found and least is not None and found != least:
-                setattr(people, name, max(found, least))
+            has, least = getattr(people, name, 0), getattr(self, name)
+            if has and least is not None and has != least:
+                setattr(people, name, max(has, least))
         return people
 
     def object(self, name: str) -> Any:

@@ -32,8 +32,8 @@ def parse_target(target: float | str | None) -> Target | None:
         return None
     if isinstance(target, str):
         for sign in ("<=", ">="):
-            name, found, number = (part.strip() for part in target.partition(sign))
-            if found and name and math.isfinite(_number(number)):
+            name, _, number = (part.strip() for part in target.partition(sign))
+            if sign in target and name and math.isfinite(_number(number)):
                 return Target(name, sign == ">=", _number(number))
     value = _number(target)
     if not 0 < value <= 1:

@@ -68,8 +68,8 @@ class Keys:
         if bad := next((one for one in numbers if one < 0), None):
             raise ConfigError(f"the number of a client is at least 0, got {bad}")
         _check_days(days)
-        found = register.load(self.folder)
-        if found and mutual and not found.mutual:
+        known = register.load(self.folder)
+        if known and mutual and not known.mutual:
             raise ConfigError(f"the keys in {self.folder} have no certificates for mutual TLS; make new ones")
         with register.changing(self.folder):
             book = register.load(self.folder) or _book(mutual)

@@ -73,12 +73,12 @@ def check_format(data: bytes, path: Path) -> None:
     """Raise ConfigError if a file is not JSON, or of another version."""
     try:
         content = msgspec.json.decode(data)
-        found = content.get("format", 0)
+        version = content.get("format", 0)
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged: it is not a file of qafel keys") from error
-    if found != FORMAT:
+    if version != FORMAT:
         raise ConfigError(
-            f"{path} has format {found} and this version of qafel reads {FORMAT}; "
+            f"{path} has format {version} and this version of qafel reads {FORMAT}; "
             "make new keys in an empty folder with qafel keys new"
         )
 
