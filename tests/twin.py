@@ -364,13 +364,13 @@ class TwinServer:
         self.total = np.zeros_like(self.x)
         self.m = np.zeros_like(self.x)
         self.moments: Any = None
-        self.staleness = 0
+        self.late: list[int] = []
 
     def receive(self, delta: Vector, version: int) -> Vector | None:
         """Lines 5 to 16; returns q when a step was taken."""
         self.total = self.total + F32(self.weight(self.version - version)) * delta
         self.count += 1
-        self.staleness += self.version - version
+        self.late.append(self.version - version)
         if self.count < self.buffer_size:
             return None
         before = self.x
@@ -380,12 +380,14 @@ class TwinServer:
             self.x = self.x + F32(self.rate) * self.m
         else:
             self.x, self.moments = self.optimizer(self.x, mean, self.version + 1, self.moments)
-        lead = F32(self.lookahead * (self.staleness / self.buffer_size)) * (self.x - before)
+        middle = sorted(self.late)[(len(self.late) - 1) // 2]
+        staleness = sum(min(tau, 30 * max(1, middle)) for tau in self.late) / self.buffer_size
+        lead = F32(self.lookahead * staleness) * (self.x - before)
         target = (self.x if self.direct else self.x - self.hidden) + lead
         q = self.quantize(target, derive(self.seed, "increment", self.version))
         self.hidden = q if self.direct else self.hidden + q
         self.total, self.count, self.version = np.zeros_like(self.x), 0, self.version + 1
-        self.staleness = 0
+        self.late = []
         return q
 
 

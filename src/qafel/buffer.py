@@ -7,7 +7,8 @@ example one that adds noise or unmasks a secure sum.
 
 import bisect
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -19,9 +20,18 @@ from qafel.vectors import Vector
 from qafel.wire import Update
 
 MAX_RATIO = 30.0
-"""``BoundedBuffer`` refuses updates above this many times the median norm."""
+"""``BoundedBuffer`` refuses updates above this many times the median norm; staleness counts up to this many
+times its median."""
 MIN_NORMS, MAX_NORMS = 3, 1000
 """The median is used from so many clients on, and taken over at most so many."""
+
+
+def typical_staleness(values: Sequence[int]) -> float:
+    """The mean staleness of some updates, in which one that is very late does not decide."""
+    if not values:
+        return 0.0
+    limit = MAX_RATIO * max(1, statistics.median_low(values))
+    return sum(min(value, limit) for value in values) / len(values)
 
 
 class Aggregator(Protocol):

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from qafel import vectors, wire
-from qafel.buffer import Aggregator, Buffer, SeenTasks
+from qafel.buffer import Aggregator, Buffer, SeenTasks, typical_staleness
 from qafel.config import Job, Weight, named_weight, remedy
 from qafel.errors import (
     ConfigError,
@@ -75,7 +75,7 @@ Event = Accepted | Stepped | Rejected | Dropped
 
 class _State(wire.Sealed, frozen=True):
     MAGIC: ClassVar[bytes] = b"QS"
-    FORMAT: ClassVar[int] = 2
+    FORMAT: ClassVar[int] = 3
 
     job: bytes
     x: bytes
@@ -89,7 +89,7 @@ class _State(wire.Sealed, frozen=True):
     accepted: wire.Count
     growth: Annotated[float, msgspec.Meta(ge=0, le=MAX_GROWTH)]
     own: tuple[bool, bool]
-    staleness: wire.Word
+    staleness: list[wire.Word]
 
 
 class Server:
@@ -127,8 +127,8 @@ class Server:
         self._own = (weight is not None, aggregator is not None)
         self.seen = SeenTasks()
         self.accepted = 0
-        self._staleness = 0
-        """The sum of τ over the updates in the buffer."""
+        self._staleness: list[int] = []
+        """τ of the updates in the buffer."""
         self.rejections: Counter[str] = Counter()
         self._weight = named_weight(job.staleness_weight) if weight is None else weight
         self._growth = 0.0
@@ -235,7 +235,7 @@ class Server:
             return [self._reject("bad_payload", str(error), update)]
         self.seen.add(update.client, update.task)
         self.accepted += 1
-        self._staleness += staleness
+        self._staleness.append(staleness)
         return [Accepted(update.client, update.task, staleness, weight), *self.advance()]
 
     def _step(self) -> Stepped | Dropped:
@@ -244,7 +244,7 @@ class Server:
         moments, x, ahead = self._optimizer.step(
             self.version, total, count, self._moments, self._x, self.hidden.x
         )
-        staleness, self._staleness = self._staleness / count, 0
+        staleness, self._staleness = typical_staleness(self._staleness), []
         aim, target = x, x if self._replaces else ahead
         if self.job.lookahead:
             with np.errstate(all="ignore"):

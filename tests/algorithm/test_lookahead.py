@@ -50,6 +50,22 @@ def test_the_hidden_state_is_ahead_by_the_share_of_the_staleness(spec: str) -> N
     assert away < (1e-6 if spec == "identity" else 0.2)
 
 
+def test_an_update_from_long_ago_does_not_throw_the_hidden_state_far_ahead() -> None:
+    job = qafel.Job(size=SIZE, buffer_size=5, server_quantizer="identity", lookahead=0.5)
+    x = np.zeros(SIZE, np.float32)
+    server, old = qafel.Server(job, x), qafel.Client(job, x, client=99)
+    late = old.train(pull)
+    fresh = qafel.Client(job, x, client=1)
+    for _ in range(5 * 1000 + 4):
+        for event in server.receive(fresh.train(pull)):
+            if isinstance(event, qafel.Stepped):
+                fresh.apply(event.frame)
+    before = server.x
+    assert isinstance(server.receive(late)[-1], qafel.Stepped)
+    step = np.linalg.norm(server.x - before)
+    assert np.linalg.norm(server.hidden.x - server.x) == pytest.approx(0.5 * 30 / 5 * step, rel=1e-3)
+
+
 def test_stale_updates_take_fewer_uploads_to_the_optimum() -> None:
     def error(server: qafel.Server) -> float:
         return float(np.linalg.norm(server.x - TARGET) / np.linalg.norm(TARGET))
