@@ -20,14 +20,15 @@ from qafel.vectors import Vector
 from qafel.wire import Update
 
 MAX_RATIO = 30.0
-"""``BoundedBuffer`` refuses updates above this many times the median norm; staleness counts up to this many
-times its median."""
+"""``BoundedBuffer`` refuses an update whose norm exceeds this many times the median norm;
+``typical_staleness`` clips each staleness to this many times the median staleness."""
 MIN_NORMS, MAX_NORMS = 3, 1000
-"""The median is used from so many clients on, and taken over at most so many."""
+"""The median norm is used if at least MIN_NORMS clients have a norm above zero; it is taken over at most the
+newest MAX_NORMS clients."""
 
 
 def typical_staleness(values: Sequence[int]) -> float:
-    """The mean staleness of some updates, in which one that is very late does not decide."""
+    """Return the mean of the values, each clipped to MAX_RATIO · max(1, median); 0 if there are none."""
     if not values:
         return 0.0
     limit = MAX_RATIO * max(1, statistics.median_low(values))

@@ -193,7 +193,8 @@ class Client:
     def _increment(self, increment: Increment) -> Event:
         if increment.replaces != self.job.replaces:
             return Rejected(
-                "malformed", f"the increment says replaces={increment.replaces}; the job says otherwise"
+                "malformed",
+                f"the increment has replaces={increment.replaces}, but the job has {self.job.replaces}",
             )
         if self._hidden is not None and increment.version <= self.version:
             if increment.version < self.version:

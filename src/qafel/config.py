@@ -89,7 +89,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.max_staleness is not None and not 0 <= self.max_staleness < 1 << 40:
             raise ConfigError(f"max_staleness must be at least 0 and below 2⁴⁰, got {self.max_staleness}")
         if not -(1 << 63) <= self.seed < 1 << 63:
-            raise ConfigError("seed must fit into 64 bits")
+            raise ConfigError(f"seed must be at least −2⁶³ and below 2⁶³, got {self.seed}")
         if self.broadcast not in ("difference", "model"):
             raise ConfigError(f"broadcast must be 'difference' or 'model', got {self.broadcast!r}")
         if not isinstance(self.staleness_weight, str):
@@ -148,7 +148,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def _set(job: Job, name: str, convert: Callable[[Any], Any], what: str, *, optional: bool = False) -> None:
-    """Convert a field to its type: equal jobs must have equal bytes, and 1 and 1.0 have not."""
+    """Convert a field to its type: equal jobs need equal bytes, but 1 and 1.0 are encoded differently."""
     value = getattr(job, name)
     if value is None and optional:
         return
@@ -175,7 +175,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 def defaults(name: str, size: int) -> dict[str, Any]:
-    """The options of Job that an algorithm uses at a model size unless told otherwise."""
+    """Return the default options of Job for an algorithm and a model of ``size`` coordinates."""
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}; known are {', '.join(ALGORITHMS)}")
     chosen = {"momentum": MOMENTUM, **ALGORITHMS[name]}

@@ -1,4 +1,4 @@
-"""Figures with matplotlib. They belong to nobody's window: a notebook shows them, ``save`` writes them."""
+"""Figures with matplotlib. They do not open a window: a notebook shows them, ``save`` writes them."""
 
 import functools
 import io

@@ -29,7 +29,7 @@ from qafel.tables import Columns, Table
 CLIENTS = ("rotated:bits=0.3", "rotated:bits=0.45", "rotated:bits=0.7", "dither:step=2")
 SERVERS = ("deadzone:step=1.4", "deadzone:step=1.8", "deadzone:step=2.2", "deadzone:step=2.8")
 FEDBUFF = None
-"""In place of a pair."""
+"""Stands for the runs of FedBuff where the other runs have a pair of quantizers."""
 ALLOWANCE = 1.05
 STEEP = 4
 """Exponent: uploads 1 % above the allowance raise the cost by 4 %."""

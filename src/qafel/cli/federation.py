@@ -70,7 +70,7 @@ def broker(
         int, typer.Option("--max-payload", help="Bytes of one message.", min=65536, max=64 << 20)
     ] = 1 << 20,
     max_store: Annotated[
-        str | None, typer.Option("--max-store", help="The most that its store takes, such as 10G.")
+        str | None, typer.Option("--max-store", help="Maximum size of its store, such as 10G.")
     ] = None,
     config_only: Annotated[
         Path | None, typer.Option("--config-only", help="Only write the configuration to this file.")

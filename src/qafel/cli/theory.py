@@ -57,9 +57,7 @@ def _setting(
         str | None, Option(help="η_ℓ of every local step, as 0.1,0.05,…; default 1/(K√(TP)).")
     ] = None,
     server_rate: Annotated[float | None, Option(help="η_g; default K.")] = None,
-    staleness: Annotated[
-        int, Option(help="τ_max,1: the most server steps an update is late when K = 1.")
-    ] = 100,
+    staleness: Annotated[int, Option(help="τ_max,1: the largest staleness of an update when K = 1.")] = 100,
 ) -> Chosen:
     if not (1 <= steps <= 10**9 and 1 <= buffer_size <= 10**9 and 1 <= local_steps <= 10**6):
         raise ConfigError("--steps and --buffer-size must be from 1 to a billion, --local-steps to a million")

@@ -32,7 +32,8 @@ CLASSES = len(STEPS)
 MAX_GAPS, MAX_TOP, SKIP = 64, 16, 5
 """Zeros of a run; largest magnitude with a symbol of its own; bits of a part that the decoder skips."""
 RARE_RUN, RARE_TOP = 0.1, 0.004
-"""Probability of a run, and of the largest magnitude among numbers other than zero, that is small enough."""
+"""A run is lengthened until its probability is at most RARE_RUN; ``tops`` is raised until at most RARE_TOP of
+the numbers other than zero reach it."""
 
 
 class Tables(NamedTuple):

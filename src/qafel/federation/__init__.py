@@ -130,7 +130,7 @@ def serve(
 
 
 def _key(keys: str | Path | None, name: str, role: str, client: int | None = None) -> Key | None:
-    """The key in a file, which must be the one of this party."""
+    """Read a key file; ConfigError if it is not the key of this federation, role and client."""
     if keys is None:
         return None
     key = read(Path(keys))
@@ -243,11 +243,11 @@ def join(
 
     Without ``train``, it trains the plan's model: on ``data``, or on its share of the plan's data. ``data``,
     ``model``, ``loss``, ``optimizer`` and ``metrics`` take the place of the plan's; a function that the plan
-    names is called only if ``allow`` has its name. With ``train(x̂, task, samples) -> delta``,
-    ``evaluate(x̂)`` measures where clients evaluate, as a Report or as means by name, and ``samples`` counts
-    where updates are weighted. ``state`` is a folder for x̂ and the update that has no receipt; a client that
-    restarts continues from it. ``client`` is the number in the key file, or 0 without one. SIGTERM ends the
-    client after the task at hand.
+    names is called only if ``allow`` has its name. With ``train(x̂, task, samples) -> delta``, also pass
+    ``evaluate(x̂)``, which returns a Report or means by name, if the plan has evaluate_on = "clients", and
+    ``samples``, the number of samples, if it has weighting = "samples". ``state`` is a folder for x̂ and
+    the update that has no receipt; a client that restarts continues from it. ``client`` is by default the
+    number in the key file, or 0 without a key. SIGTERM ends the client after its current task.
     """
     require("a client", "federation", *([] if train is not None else ["torch"]))
     key = _key(keys, name, "client", client)

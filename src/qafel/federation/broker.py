@@ -40,9 +40,10 @@ if sys.platform == "linux":
         sys.exit("the process that started the broker has ended")
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""What becomes the broker: on Linux, the kernel sends it SIGTERM when its parent ends (PR_SET_PDEATHSIG = 1).
+"""The script that a child process runs before it executes the broker. On Linux it asks the kernel to send
+SIGTERM to the broker when the parent process ends (PR_SET_PDEATHSIG = 1).
 
-The child asks for this itself: code between fork and exec could hang where the parent has threads."""
+The child does this itself, because code between fork and exec could hang if the parent has threads."""
 _threads: dict[int, ThreadPoolExecutor] = {}
 
 
@@ -295,8 +296,8 @@ def interrupted_by_sigterm() -> Iterator[None]:
 def _spawn(command: list[str], out: int) -> "subprocess.Popen[bytes]":
     """Start the broker, so that it ends with this process.
 
-    The kernel's notice comes when the *thread* ends that started the child, so one thread, which lasts as
-    long as the process, starts them all.
+    The kernel sends the signal when the *thread* that started the child ends. So one thread, which lasts as
+    long as this process, starts all brokers.
     """
 
     def start() -> "subprocess.Popen[bytes]":

@@ -1,8 +1,8 @@
 """Checkpoints of the server: in the broker, where another server reads them, and in the server's folder.
 
 A new checkpoint is stored, acknowledged and read back before the pointer moves to it. The folder also has a
-journal: every entry that was processed since its checkpoint. It is written before anything that follows from
-the entry is published, so the folder alone knows everything that anybody was told.
+journal: every entry that was processed since its checkpoint. An entry is written there before its results
+(increments, answers) are sent, so everything that was sent can be restored from the folder alone.
 
     checkpoint.bin    the state
     journal.bin       records: length (4 bytes) · checksum (8 bytes) · msgpack
@@ -36,7 +36,7 @@ MAX_CHECKPOINT = 1 << 34
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """An entry that was processed: the ``folded``-th one."""
+    """A processed entry; ``folded`` is its number in the order of processing, from 1 on."""
 
     folded: int
     sequence: int
@@ -57,7 +57,7 @@ class Journal:
         self._path = folder.path / "journal.bin"
         self._file: int | None = None
         self.unwritten: list[Record] = []
-        """Records that are not in the file yet: nobody may be told what follows from them."""
+        """Records that are not in the file yet; their results must not be sent before ``write``."""
 
     def write(self) -> None:
         """Write the records that are not in the file yet; an OSError leaves the file as it was."""

@@ -34,9 +34,9 @@ from qafel.vectors import Vector
 
 SAVE_SECONDS = 5.0
 MIN_WAIT, MAX_WAIT = 2.0, 30.0
-"""A client that hears nothing asks again, after pauses that grow from the first to the second."""
+"""A client that gets no answer asks again, after pauses that grow from MIN_WAIT to MAX_WAIT seconds."""
 STOP_SECONDS = 5.0
-"""A client that is told to stop waits so long for the receipt of its last update."""
+"""After ``stop``, a client waits this many seconds for the receipt of its last update."""
 Evaluator = Callable[[Vector], Report]
 """Sums of metrics over the client's held-out samples."""
 
@@ -88,7 +88,7 @@ class FederationClient:
             self._saved_at = time.monotonic()
 
     def _keep(self, upload: Upload | None) -> None:
-        """Remember the update that waits for its receipt, or that none does."""
+        """Keep an update until its receipt arrives; None: there is no such update any more."""
         self._kept, self._sequence = upload, 0
         self._files.keep(self.core.job, upload)
 
@@ -222,7 +222,7 @@ class FederationClient:
         return True
 
     def _receipt(self, task: int, reason: str, frame: int) -> bool:
-        """Take the news of the newest decided task; whether it settles the update that waits for it."""
+        """Process the outcome of the newest decided task; return whether it settles the kept update."""
         kept = self._kept
         if kept is None or task < kept.task:
             return False

@@ -85,7 +85,7 @@ class ClientFolder:
         return None
 
     def keep(self, job: Job, upload: Upload | None) -> None:
-        """Remember the update that waits for its receipt, or that none does."""
+        """Write the update that waits for its receipt to the folder; None: delete it."""
         if upload is not None:
             self.write("upload.bin", lambda: _Kept(job.id, upload).to_bytes())
         elif self._path is not None:

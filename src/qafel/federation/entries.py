@@ -1,8 +1,8 @@
 """The entries of a federation's log: uploads of clients, and decisions of the server and of operators.
 
-Everything that decides what the server's state is stands in the log. An upload carries the token of its
-lease: a MAC, under a key that only the server has, over the client, the task and the version at which the
-lease was granted. So whether an upload is accepted follows from the log, without a clock.
+The log contains everything that determines the server's state. An upload carries the token of its lease: a
+MAC, under a key that only the server has, over the client, the task and the version at which the lease was
+granted. So whether an upload is accepted depends on the log alone, not on a clock.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True, tag="set"):
 
 
 class Skip(msgspec.Struct, frozen=True, array_like=True, tag="skip"):
-    """Do not process the entry with this sequence number, which stops the server."""
+    """Skip the entry with this sequence number: processing it would stop the server."""
 
     sequence: wire.Count
 

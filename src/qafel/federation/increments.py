@@ -175,7 +175,9 @@ class Increments:
                 raise
             sequence = version  # it is ours: the acknowledgement was lost
         if sequence != version:
-            raise FencedError(f"version {version} became message {sequence}: the stream is not ours")
+            raise FencedError(
+                f"version {version} was stored as message {sequence}: another server writes to this stream"
+            )
         self.last = max(self.last, version)
         self._written(version, len(frame))
 

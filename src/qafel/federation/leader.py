@@ -126,7 +126,7 @@ class Leadership:
         )
 
     async def _silent(self) -> bool:
-        """Whether the leader does not renew the key for a lease."""
+        """Watch the key for LEASE seconds; return whether its leader resigned or did not renew it."""
         revision, until = self._key.revision, time.monotonic() + LEASE
         while time.monotonic() < until:
             await asyncio.sleep(0.25)

@@ -23,7 +23,7 @@ from qafel.federation.state import Decided, FederationState
 
 SESSION_BYTES = 16
 PING_SECONDS = 3.0
-"""A client that does not answer for this long has ended: another process may be the same client."""
+"""If a client's process does not answer for this many seconds, another process may run as this client."""
 WAIT_SECONDS = 5.0
 Session = Annotated[bytes, msgspec.Meta(min_length=SESSION_BYTES, max_length=SESSION_BYTES)]
 
@@ -79,7 +79,7 @@ class Answer(wire.Sealed, frozen=True):
     refused: str | None = None
     """Why this process must not go on."""
     unknown: bytes = b""
-    """A token of the client's that is of no lease of this server: its upload is never accepted."""
+    """A token that the client sent but this server never issued: the upload with it is never accepted."""
 
 
 class Done(wire.Sealed, frozen=True):
@@ -165,16 +165,16 @@ class LeaseDesk:
             self._waiting.pop(client, None)
 
     def _is_lost(self, client: int, sequence: int, now: float) -> bool:
-        """Whether an upload that is not decided is not in the log either.
+        """Whether an undecided upload is missing from the log, so that the client must send it again.
 
-        It is not if the log was processed beyond it, or was read to its end after the client first asked.
+        It is missing if the log was processed beyond it, or was read to its end after the client first asked.
         """
         if self._asked.get(client, (-1, 0.0))[0] != sequence:
             self._asked[client] = sequence, now
         return 0 < sequence <= self._state.sequence or self._read_at > self._asked[client][1]
 
     def _is_current(self, client: int, session: bytes, now: float) -> bool:
-        """Whether this process is the client; if another may be, ask that one for a sign of life first."""
+        """Whether this process runs the client; if another one may, ask that one for a sign of life first."""
         current = self._sessions.setdefault(client, session)
         contest = self._contests.get(client)
         if current == session:

@@ -25,7 +25,7 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
     concurrency: int = 100
     """The largest number of clients that train at a time."""
     lease_seconds: float = 300.0
-    """A client that has not reported after this time no longer counts; its update is still accepted."""
+    """A lease older than this no longer counts towards ``concurrency``; its update is still accepted."""
     rest_seconds: float = 0.0
     """The pause of a client between two tasks."""
     max_norm: float = 1e6
@@ -50,7 +50,7 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"max_norm must be positive and finite, got {self.max_norm}")
         for name in ("aggregator", "weight"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"a federation has its own {name}, which limits what one client can do")
+                raise ConfigError(f"a federation does not take a custom {name}; remove it from the plan")
         if self.algorithm == "fedavg":
             raise ConfigError("a federation is asynchronous, and fedavg is not; use fedbuff or qafel")
 

@@ -1,7 +1,7 @@
 """The way of an entry through the server: processed, journalled, published, answered, saved.
 
 take      process one entry of the log
-commit    write the journal, then publish the increments, then answer: nobody is told what could be forgotten
+commit    write the journal, then publish the increments, then answer: nothing is sent that a crash could undo
 save      a checkpoint; then the log below it may be purged
 """
 

@@ -14,7 +14,7 @@ MAX_REPORTS = 1000
 
 
 def remember(reports: dict[int, Report], client: int, report: Report | None) -> None:
-    """Keep the newest report of a client; one with a number that is not finite is none."""
+    """Keep the newest report of a client; ignore a report with a number that is not finite."""
     if report is None or not all(np.isfinite(value) for value in report.sums.values()):
         return
     reports.pop(client, None)

@@ -40,7 +40,7 @@ MAX_REFUSALS = 8
 """Give up after this many consecutive refusals of the broker."""
 STANDBY_PATIENCE = 20.0
 TICK, REPORTS = 0.25, 20
-"""The time between two looks at the leases; so many looks between two reports that observers can read."""
+"""Seconds between two checks of the leases, and the number of checks between two reports to observers."""
 
 
 class FederationServer:

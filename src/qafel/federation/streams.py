@@ -16,7 +16,7 @@ from qafel.federation.state import FederationState
 from qafel.runs.folder import RunFolder
 
 LOG_BYTES, MIN_ENTRIES, MAX_ENTRIES = 1 << 22, 16, 1024
-"""The log holds about this many bytes of each client, but at least and at most so many entries."""
+"""The log holds about LOG_BYTES of each client, but not fewer than MIN_ENTRIES nor more than MAX_ENTRIES."""
 UPLOAD_OVERHEAD = 4096
 """An entry of the log is at most this much longer than its frame."""
 KEYS_BYTES = 1 << 25

@@ -51,7 +51,7 @@ class Training(NamedTuple):
 
 
 def parse_plan(text: str) -> Plan:
-    """The server's plan; ConfigError in one sentence whatever it contains."""
+    """Parse the server's plan; ConfigError if it is too long, not TOML, or not a valid plan."""
     if len(text) > MAX_PLAN:
         raise ConfigError(f"the server's plan has {len(text)} characters; the limit is {MAX_PLAN}")
     try:

@@ -129,9 +129,8 @@ def connection(url: str) -> Any:
 def _guarded() -> Any:
     """A transport that writes nothing before the handshake has verified the broker.
 
-    On its own, a client that is closed writes what waits to be sent, whatever the state of its connection;
-    if this is in the handshake of a reconnection, it waits for ever for the end. The guarded transport cuts
-    such a connection.
+    A nats-py client that is closed writes its pending bytes, whatever the state of its connection. During the
+    handshake of a reconnection, this would wait for ever. The guarded transport cuts such a connection.
     """
     from nats.aio.transport import TcpTransport
 

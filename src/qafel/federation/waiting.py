@@ -12,9 +12,9 @@ AGAIN = 0.5
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a thread; who is cancelled meanwhile still waits until it has returned.
+    """Call a function in a thread; a caller that is cancelled still waits until the function has returned.
 
-    So nobody sees what a thread has half changed, and no two threads write the same file.
+    So no other task sees a half-finished change, and no two threads write the same file.
     """
     work = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
     try:

@@ -41,7 +41,7 @@ from qafel.vectors import Layout, Vector
 
 ENTRY_POINTS = "qafel.quantizers"
 MAX_SPEC = 120
-"""Characters of a spec. Quantizers nest, so that reading a spec recurses."""
+"""The maximum number of characters of a spec; it also limits the recursion of nested specs."""
 
 
 class Quantizer(ABC):
@@ -284,7 +284,7 @@ def _parse(spec: str) -> Quantizer:
 
 def _check_length(spec: str) -> None:
     if len(spec) > MAX_SPEC:
-        raise SpecError(f"a spec may have {MAX_SPEC} characters, got {len(spec)}", "qsgd:4")
+        raise SpecError(f"a spec must have at most {MAX_SPEC} characters, got {len(spec)}", "qsgd:4")
 
 
 def _nearest(spec: str) -> str:

@@ -137,7 +137,7 @@ class Stepped(Coded):
         return None if self.layout is None else _spatial.rows(self.layout)
 
     def max_integer(self, size: int) -> int:
-        """Return the most steps that a coordinate can have."""
+        """Return the largest number of steps that a coordinate can have."""
         return max_steps(size, self.goal)
 
     def check(self, data: bytes, size: int) -> None:

@@ -23,7 +23,7 @@ from qafel.vectors import Layout
 TARGET = 0.9
 QUICK_TARGET = 0.65
 MAX_UPLOADS = (25_000, 3000)
-"""The limit of every run; the second one, as that target, is of the quick version: a few minutes."""
+"""Upload limits of the full and the quick version; the quick one has QUICK_TARGET and takes a few minutes."""
 HIDDEN_UPLOADS = (6000, 2000)
 """Uploads of every run in the study of the hidden state."""
 CONCURRENT_UPLOADS = (60_000, 3000)

@@ -155,7 +155,7 @@ class Runs:
                     notes.append(
                         f"{name} did not reach {100 * self.shared['target']:.0f} % in "
                         f"{outcome.summary.uploads:,} uploads (best {100 * outcome.best_accuracy:.1f} %); "
-                        "it is left out of the means, and counts with all of them in the claims"
+                        "it is left out of the means; the claims count it with all of its uploads"
                     )
         return notes
 

@@ -137,7 +137,7 @@ class Comparison(Tabular):
         ]
 
     def _ratios(self, columns: int) -> list[list[str]]:
-        """For each of the other rows, what the reference has of uploads, MB and time over what it has."""
+        """For each other row: the uploads, MB and time of the reference, divided by those of the row."""
         base = next(row for row in self.rows if row.name == self.reference)
         lines = []
         for row in self.rows:
@@ -174,7 +174,7 @@ class Comparison(Tabular):
         crowded = next((summary.notes for summary in runs if summary.notes), [])
         common = {row.name: len(row.against.seeds) if row.against else 0 for row in self.rows}
         lost = [
-            f"{name} is not compared: {count} of its seeds ended as {self.reference}'s did"
+            f"{name} is not compared: {count} seeds ended both here and in {self.reference}; 2 are needed"
             for name, count in common.items()
             if max(common.values()) > 1 > count - 1 and name != self.reference
         ]

@@ -71,9 +71,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """The digests of the final model and hidden state."""
     fingerprint: str = ""
-    """That of the data, the model and the training with this seed."""
+    """The fingerprint of the data, the model and the training with this seed."""
     functions: str = ""
-    """That of the functions that have no name to import them by."""
+    """The fingerprint of the functions that cannot be imported by name."""
     held_out: str = ""
     """Which samples the metrics were measured on."""
     settings: dict[str, Any]

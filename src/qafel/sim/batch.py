@@ -62,12 +62,12 @@ def run_all(
     try:
         in_parallel(tasks, jobs, progress)
     except (Stopped, KeyboardInterrupt) as stopped:
-        raise Stopped(f"stopped; the same again continues in {out}") from stopped
+        raise Stopped(f"stopped; repeat the command or call to continue in {out}") from stopped
     outcomes: dict[str, Outcome] = {}
     for name, chosen in wanted.items():
         outcome = ended[name] or _finished(out / name, chosen)
         if outcome is None:
-            raise QafelError(f"the run {name} has not ended; the same again continues in {out}")
+            raise QafelError(f"the run {name} has not ended; repeat the command or call to continue in {out}")
         outcomes[name] = outcome
     return outcomes
 

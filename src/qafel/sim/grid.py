@@ -91,7 +91,7 @@ def combinations(
 def _labelled(name: str, values: Any) -> dict[str, Any]:
     """The values of a setting by what the table calls them; a mapping names them itself."""
     if name == "seed":
-        raise ConfigError("seeds are not varied; give their number as seeds")
+        raise ConfigError("a sweep cannot vary seed; to run several seeds, give their number as seeds")
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ConfigError(f"the values of {name} must be a list, or names with values, got {values!r:.60}")
     pairs = list(values.items()) if isinstance(values, Mapping) else [(None, one) for one in values]

@@ -16,7 +16,7 @@ from qafel.coding.threads import cores
 from qafel.errors import QafelError, QafelWarning, Stopped
 from qafel.sim.simulation import Simulation
 
-STOPPED = "stopped; the same again continues"
+STOPPED = "stopped; repeat the command or call to continue"
 
 
 class State(msgspec.Struct, frozen=True):

@@ -143,7 +143,7 @@ class Timeline:
                 self._last = event
                 return event
             if self.asks:
-                raise StateError("the timeline waits for an answer: how long the transfer takes")
+                raise StateError("the timeline needs the duration of the last transfer; call answer(delay)")
             count, ended = self.block()
             if not count and ended:
                 raise StopIteration

@@ -66,7 +66,7 @@ class Keys:
         register.check_name(name)
         numbers = list(clients)
         if bad := next((one for one in numbers if one < 0), None):
-            raise ConfigError(f"the number of a client is at least 0, got {bad}")
+            raise ConfigError(f"client id must be a non-negative integer, got {bad}")
         _check_days(days)
         known = register.load(self.folder)
         if known and mutual and not known.mutual:

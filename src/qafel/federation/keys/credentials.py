@@ -114,7 +114,7 @@ def is_secure(url: str) -> bool:
     """Whether all of these addresses are ``tls://``; ConfigError if only some are, or another scheme."""
     schemes = {one.strip().partition("://")[0] for one in url.split(",")}
     if len(schemes) != 1 or not schemes <= {"nats", "tls"}:
-        raise ConfigError(f"a broker's address starts with tls:// or nats://, and all do alike, got {url!r}")
+        raise ConfigError(f"broker addresses must all start with tls://, or all with nats://, got {url!r}")
     return schemes == {"tls"}
 
 
