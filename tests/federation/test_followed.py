@@ -28,16 +28,16 @@ def test_the_page_tells_facts_clients_and_evaluations_of_a_federation_and_how_it
     chosen = plan(uploads=13, checkpoint_seconds=0.2, evaluate_every=4)
     job = chosen.job(SIZE)
     followed = Federation(chosen.name, broker.url)
-    until(lambda: "no server" in followed.told().get("error", "") or "facts" in followed.told(), 60)
+    until(lambda: "no server" in followed.content().get("error", "") or "facts" in followed.content(), 60)
     serving = server(
         chosen, broker.url, tmp_path / "server", evaluate=lambda x: {"norm": float(np.linalg.norm(x))}
     )
     run(publish(broker.url, [(k, update(job, k, 0)) for k in range(12)] + [(40, b"noise")]))
-    until(lambda: dict(followed.told().get("facts", [])).get("uploads", "").startswith("12 of 13"))
+    until(lambda: dict(followed.content().get("facts", [])).get("uploads", "").startswith("12 of 13"))
     live = tmp_path / "server" / "live.json"
     until(lambda: live.exists() and sum(json.loads(live.read_text())["staleness"].values()) >= 8)
     assert json.loads(live.read_text())["size"] == SIZE
-    facts = dict(followed.told()["facts"])
+    facts = dict(followed.content()["facts"])
     assert facts["version"] == "3"
     assert facts["buffer"] == "0 of 4"
     assert facts["rejected"] == "1 malformed"
@@ -47,7 +47,7 @@ def test_the_page_tells_facts_clients_and_evaluations_of_a_federation_and_how_it
     run(publish(broker.url, [(50, update(job, 50, 0))]))
     ended(serving)
     until(lambda: followed.listed.state == "ended")
-    assert dict(followed.told()["facts"])["state"] == "ended: uploads"
+    assert dict(followed.content()["facts"])["state"] == "ended: uploads"
     points = followed.run()["points"]
     assert points["uploads"][-1] == 13 == followed.listed.uploads
     assert points["metrics"]["norm"][-1] == followed.listed.metrics["norm"] > 0

@@ -49,7 +49,7 @@ def test_values_to_vary_are_split_at_commas_that_are_not_inside_a_spec(
     ("vary", "sentence"),
     [
         ("local_rate", "given as NAME=VALUE,VALUE"),
-        ("lr=0.1,0.2", "here it is 'local_rate'"),
+        ("lr=0.1,0.2", "use 'local_rate'"),
         ("local_rate=0.1,-1", "rate must be positive"),
         ("client_quantizer=qsdg:4,identity", "qsgd:4"),
         ("local_rate=0.1,0.1", "has local_rate=0.1 twice"),

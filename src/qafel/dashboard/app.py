@@ -147,7 +147,7 @@ async def _changes(runs: Runs, federation: Federation | None, request: Request) 
     yield b"retry: 1000\n\n"
     if running:  # they may have changed since the page read them
         yield b"event: changed\ndata: " + msgspec.json.encode(running) + b"\n\n"
-    told: dict[str, Any] | None = None
+    content: dict[str, Any] | None = None
     while not await request.is_disconnected():
         now = await asyncio.to_thread(_state, runs, federation)
         if now.keys() != before.keys() or any(now[key][0] != before[key][0] for key in now):
@@ -156,9 +156,9 @@ async def _changes(runs: Runs, federation: Federation | None, request: Request) 
         if changed:
             yield b"event: changed\ndata: " + msgspec.json.encode(changed) + b"\n\n"
         before = now
-        if federation is not None and federation.told() != told:
-            told = federation.told()
-            yield b"event: federation\ndata: " + msgspec.json.encode(told) + b"\n\n"
+        if federation is not None and federation.content() != content:
+            content = federation.content()
+            yield b"event: federation\ndata: " + msgspec.json.encode(content) + b"\n\n"
         await asyncio.sleep(POLL)
 
 

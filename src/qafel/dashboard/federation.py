@@ -20,18 +20,18 @@ IDENTITY = "federation"
 
 
 class Federation:
-    """Follows a federation by name; ``told()`` is what the page shows of it."""
+    """Follows a federation by name; ``content()`` is what the page shows of it."""
 
     def __init__(self, name: str, broker: str, keys: str | Path | None = None) -> None:
         self.name, self._broker, self._keys = name, broker, keys
-        self._told: dict[str, Any] = {"name": name, "error": "waiting for its server"}
+        self._content: dict[str, Any] = {"name": name, "error": "waiting for its server"}
         self._points: list[Point] = []
         self._reason: str | None = None
         threading.Thread(target=self._follow, daemon=True).start()
 
-    def told(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """Facts, clients, and an error if there is one."""
-        return self._told
+        return self._content
 
     @property
     def listed(self) -> Listed:
@@ -69,11 +69,11 @@ class Federation:
                         read = points(self.name, self._broker, self._keys)
                         self._points = msgspec.convert(read, list[Point])
                     self._reason = status["reason"]
-                    self._told = {"name": self.name, "facts": _facts(status), "clients": _rows(rows)}
+                    self._content = {"name": self.name, "facts": _facts(status), "clients": _rows(rows)}
                 if self._reason:
                     return
             except (QafelError, OSError, msgspec.MsgspecError) as error:
-                self._told = {**self._told, "error": str(error)}
+                self._content = {**self._content, "error": str(error)}
             time.sleep(PAUSE)
 
 

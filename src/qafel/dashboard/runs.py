@@ -151,15 +151,15 @@ class Runs:
         metrics = self._points(identity)
         points = [metrics.points[k] for k in thinned(metrics.points)]
         about, error = _about(path)
-        told: dict[str, Any] = {"points": columns(points), "error": metrics.error or error}
-        told["staleness"], size = about.get("staleness", {}), about.get("size")
-        told["events"] = (path / EVENTS).exists()
+        content: dict[str, Any] = {"points": columns(points), "error": metrics.error or error}
+        content["staleness"], size = about.get("staleness", {}), about.get("size")
+        content["events"] = (path / EVENTS).exists()
         if isinstance(size, int) and size > 0:
             up, down = full_precision(size)
-            told["full_up"] = [up * point.uploads for point in points]
+            content["full_up"] = [up * point.uploads for point in points]
             broadcast = about.get("downlink", "broadcast") == "broadcast"
-            told["full_down"] = [down * (p.version if broadcast else p.uploads) for p in points]
-        return told
+            content["full_down"] = [down * (p.version if broadcast else p.uploads) for p in points]
+        return content
 
     def events(self, identity: str, first: int = 0) -> dict[str, Any]:
         """Events of a run from the ``first`` on, at most MAX_EVENTS; their number; and the buffer's size."""

@@ -20,33 +20,33 @@ def report(folders: Sequence[str | Path], out: str | Path) -> Path:
     if not folders:
         raise ConfigError("a report needs the folder of a run, or a folder of runs")
     listed: list[Listed] = []
-    told: dict[str, Any] = {"run": {}, "events": {}, "made": time.strftime("%Y-%m-%d %H:%M")}
+    content: dict[str, Any] = {"run": {}, "events": {}, "made": time.strftime("%Y-%m-%d %H:%M")}
     for folder in folders:
         runs = Runs(Path(folder))
         here = runs.list()
         if not here:
             raise ConfigError(f"{folder} is not the folder of a run, and has none in it")
         for one in here:
-            if one.id in told["run"]:
+            if one.id in content["run"]:
                 raise ConfigError(f"two runs are called {one.name}; name the folder above them instead")
-            told["run"][one.id] = runs.run(one.id)
+            content["run"][one.id] = runs.run(one.id)
             if (runs.path(one.id) / EVENTS).exists():
-                told["events"][one.id] = runs.events(one.id)
+                content["events"][one.id] = runs.events(one.id)
         listed += here
-    told["runs"] = {"folder": ", ".join(str(folder) for folder in folders), "runs": listed}
+    content["runs"] = {"folder": ", ".join(str(folder) for folder in folders), "runs": listed}
     path = Path(out)
     try:
-        files.write(path, _page(told).encode(), sync=False)
+        files.write(path, _page(content).encode(), sync=False)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
     return path
 
 
-def _page(told: dict[str, Any]) -> str:
+def _page(content: dict[str, Any]) -> str:
     """The page with its style, its scripts and its data inside."""
     text = (PAGE / "index.html").read_text(encoding="utf-8")
     style = (PAGE / "style.css").read_text(encoding="utf-8")
-    data = msgspec.json.encode(told).decode().replace("<", "\\u003c")  # nothing in it ends the script
+    data = msgspec.json.encode(content).decode().replace("<", "\\u003c")  # nothing in it ends the script
     text = text.replace('<link rel="stylesheet" href="style.css">', f"<style>\n{style}</style>")
     for name in ("chart.js", "timeline.js", "app.js"):
         script = (PAGE / name).read_text(encoding="utf-8")

@@ -146,9 +146,9 @@ def finish(
         notes=list(notes),
         files=[str(path) for path in (result, *sheets, page, *figures)],
     )
-    told = {"data": data, "claims": claims, "numbers": study.numbers, "notes": study.notes}
+    content = {"data": data, "claims": claims, "numbers": study.numbers, "notes": study.notes}
     made = provenance(*PACKAGES)
-    write_json(result, {"study": name, **told, **made})
+    write_json(result, {"study": name, **content, **made})
     for path, table in zip(sheets, tables, strict=True):
         write(path, table.csv().encode(), sync=False)
     write(page, _markdown(study, figures, made).encode(), sync=False)
@@ -166,8 +166,8 @@ def _markdown(study: Study, figures: Sequence[Path], made: Mapping[str, Any]) ->
     lines += ["", *notes]
     lines += ["", *(f"![{path.name}]({path.name})" for path in figures if path.suffix == ".png")]
     machine = f"{made['machine']['processor']}, {made['machine']['cores']} cores"
-    told = f"Made by `{made['command']}`, commit {made['commit']}, on {machine}."
-    lines += ["", textwrap.fill(told, 100, break_long_words=False, break_on_hyphens=False)]
+    made_by = f"Made by `{made['command']}`, commit {made['commit']}, on {machine}."
+    lines += ["", textwrap.fill(made_by, 100, break_long_words=False, break_on_hyphens=False)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 

@@ -197,7 +197,7 @@ def unknown_setting(name: str, known: Iterable[str], where: str = "") -> ConfigE
     if ours is None or ours not in (known := list(known)):
         return unknown("setting", name, known, where)
     place = f" ({where})" if where else ""
-    return ConfigError(f"there is no setting {name!r}{place}; here it is {ours!r}{EXPLAINED.get(ours, '')}")
+    return ConfigError(f"there is no setting {name!r}{place}; use {ours!r}{EXPLAINED.get(ours, '')}")
 
 
 def _kind(hint: Any) -> str:
