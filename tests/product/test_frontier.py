@@ -130,7 +130,9 @@ def test_the_readmes_table_has_the_committed_numbers() -> None:
     speeds = json.loads((root / "results" / "bench-sim.json").read_text())["speeds"]
     fast = {row["quantizers"]: f"{row['ratio']:.1f}" for row in speeds if row["engine"] == "kernel"}
     text = (root / "README.md").read_text(encoding="utf-8")
+    fast["none"] = "–"
     for name, row, quantizers in (
+        ("FedBuff that looks ahead", rows["FedBuff, look-ahead"], "none"),
         ("4 bits each way, as in the paper", rows["affine:4"], "4-bit QSGD"),
         ("**qafel, default**", rows["default"], "defaults"),
     ):
