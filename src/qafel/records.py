@@ -12,8 +12,9 @@ from typing import Any
 
 def provenance(*packages: str) -> dict[str, Any]:
     """The running command, its commit, the machine, and the versions of ``packages``."""
+    program = Path(sys.argv[0]).name.replace("__main__.py", "python -m qafel")
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([program, *sys.argv[1:]]),
         "commit": commit(),
         "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},

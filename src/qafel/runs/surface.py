@@ -43,7 +43,7 @@ def surface(comparison: Comparison, path: str | Path | None = None) -> Any:
         ticks(range(len(labels)), [label.partition("=")[2] for label in labels], fontsize=8)
         name(labels[0].partition("=")[0])
     what = f"uploads ÷ {comparison.reference}'s" if compared else f"{comparison.metric} at the end"
-    figure.colorbar(image, ax=axis, label=what)
+    figure.colorbar(image, ax=axis).set_label(what, labelpad=8)
     if path is not None:
         report.save(figure, Path(path))
     return figure
