@@ -207,7 +207,7 @@ def test_bad_files_and_names_get_one_sentence(tmp_path: Path, folder: Path) -> N
     with pytest.raises(ConfigError, match="starts with tls://"):
         credentials.credentials("nats://127.0.0.1:4222", key)
     for url in ("tls://a:1,nats://b:2", "ws://a:1", "a:1"):
-        with pytest.raises(ConfigError, match="starts with tls:// or nats://"):
+        with pytest.raises(ConfigError, match="must all start with tls://, or all with nats://"):
             credentials.credentials(url, None)
     assert credentials.credentials("nats://a:1", None) == {}
     assert credentials.credentials("tls://a:1", None)["tls"].verify_mode == ssl.CERT_REQUIRED
@@ -216,7 +216,7 @@ def test_bad_files_and_names_get_one_sentence(tmp_path: Path, folder: Path) -> N
         (lambda: Keys(folder).entries("x"), "there is no federation 'x' in this folder; there is t, u"),
         (lambda: Keys(folder).revoke("t", "client-99"), "there is no key of 'client-99'"),
         (lambda: Keys(folder).new("Broker"), "cannot be called 'Broker'"),
-        (lambda: Keys(folder).new("t", [-1]), "at least 0, got -1"),
+        (lambda: Keys(folder).new("t", [-1]), "must be a non-negative integer, got -1"),
         (lambda: Keys(folder).new("t", [9], days=-1), "more than 0 and at most 36,500 days, got -1"),
         (lambda: Keys(folder).new("t", [9], mutual=True), "no certificates for mutual TLS"),
         (lambda: Keys("/proc/keys").new("t"), "cannot write keys to /proc/keys"),
