@@ -5,6 +5,8 @@ import os
 import platform
 import subprocess
 import sys
+import textwrap
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,13 @@ def provenance(*packages: str) -> dict[str, Any]:
         "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
     }
+
+
+def made_by(made: Mapping[str, Any]) -> str:
+    """A ``provenance`` as a sentence for a page of results."""
+    machine = f"{made['machine']['processor']}, {made['machine']['cores']} cores"
+    sentence = f"Made by `{made['command']}`, commit {made['commit']}, on {machine}."
+    return textwrap.fill(sentence, 100, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def commit() -> str | None:

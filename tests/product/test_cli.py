@@ -96,10 +96,13 @@ def test_theory_answers_which_quantizers_and_what_they_cost() -> None:
 
 
 @pytest.mark.slow
-def test_bench_codec_measures_against_its_yardstick() -> None:
-    answer = call_json(
-        "bench", "codec", "qsgd:4,bucket=256,norm=max", "topk:0.1", "-d", "5000", "--rounds", "2"
-    )
+def test_bench_codec_measures_against_its_yardstick(tmp_path: Path) -> None:
+    specs, out = ("qsgd:4,bucket=256,norm=max", "topk:0.1"), tmp_path / "codec.json"
+    answer = call_json("bench", "codec", *specs, "-d", "5000", "--rounds", "2", "--out", str(out))
+    assert json.loads(out.read_bytes()) == answer
+    page = out.with_suffix(".md").read_text(encoding="utf-8")
+    assert all(f"| {row['spec']} | 5,000 | 1 | {row['bits']:.2f} |" in page for row in answer["rows"])
+    assert " ".join(page.split()).count(f"Made by `{answer['command']}`") == 1
     assert answer["yardstick"] == "np.copyto"
     assert answer["machine"]["cores"]
     assert "bench codec" in answer["command"]
@@ -160,6 +163,7 @@ def test_bench_sim_measures_against_its_yardstick() -> None:
         (["quantizers", "induced:induced"], "nearest valid spec: 'induced:topk:0.1+qsgd:4'"),
         (["demo", "--out", __file__], "is a file; choose another folder"),
         (["bench", "codec", "--out", "/"], "--out must be a file"),
+        (["bench", "sim", "--out", "sim.md"], "--out must be a .json file"),
         (["theory", "bound", "--client", "topk:0.1"], "needs an unbiased client quantizer"),
         (["theory", "bound", "--local-rates", "a,b"], "--local-rates must be numbers"),
         (["theory", "bound", "-L", "0"], "smoothness must be positive"),

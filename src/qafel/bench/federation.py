@@ -108,9 +108,6 @@ def updates(
             "sync": "always" if sync_always else "the broker's default",
             "updates_per_second": statistics.median(mine["ours"]),
             **_against_raw(mine),
-            "to_last": statistics.median(
-                a / b for a, b in zip(mine["ours"], list(rates.values())[-1]["ours"], strict=True)
-            ),
         }
         for name, mine in rates.items()
     }

@@ -11,8 +11,9 @@ from qafel.cli import bench_tables as tables
 from qafel.cli import show
 from qafel.cli.quantizers import check_size
 from qafel.errors import ConfigError
-from qafel.files import write_json
-from qafel.records import provenance
+from qafel.files import write, write_json
+from qafel.records import made_by, provenance
+from qafel.tables import Table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 app = typer.Typer(help="Measure speed, as ratios to a yardstick in the same run.", no_args_is_help=True)
 
-Out = Annotated[Path | None, Option("--out", help="Also write the JSON to this file.")]
+Out = Annotated[Path | None, Option("--out", help="Also write the JSON to this file, and the tables as .md.")]
 Rounds = Annotated[int, Option("--rounds", help="Rounds; a ratio is the median over them.")]
 
 
@@ -66,18 +67,7 @@ def codec(
         "coders": coders,
         "deltas": points,
     }
-    if _printed(answer, json, out):
-        return
-    if points:
-        title = "On vectors of a real run (x − x̂ for biased quantizers), means over early, midway and late"
-        show.records(title, tables.POINTS, points)
-        title = "\nThe coder of integers on a million of them; × = times np.copyto of as many float32"
-        show.records(title, tables.CODERS, coders)
-        show.line()
-    if figure:
-        show.line(f"Figure: {figure}\n")
-    title = "Codecs; × = times np.copyto of the same array in the same rounds"
-    show.records(title, tables.CODEC, rows)
+    _finish(answer, tables.codec(rows, coders, points, bench_codec.IN_THREADS), json, out, figure)
 
 
 @app.command("sim")
@@ -120,10 +110,7 @@ def sim(
         "speeds": rows,
         "timelines": clocks,
     }
-    if not _printed(answer, json, out):
-        title = "The paper's CNN, 20 images a client, end to end"
-        show.records(f"{title}; × = times a bare PyTorch loop in the same rounds", tables.SPEEDS, rows)
-        show.records("\nThe clock alone", tables.CLOCKS, clocks)
+    _finish(answer, tables.sim(rows, clocks), json, out)
 
 
 @app.command("memory")
@@ -154,8 +141,7 @@ def memory(
     else:
         rows = [row for name in cases for row in _memory_in_new_process(name)]
     answer = {**provenance("qafel", "numpy", "numba", "torch"), "rows": rows}
-    if not _printed(answer, json, out):
-        show.records("Peak resident memory of all processes together", tables.MEMORY, rows)
+    _finish(answer, tables.memory(rows), json, out)
 
 
 def _memory_in_new_process(case: str) -> Any:
@@ -203,8 +189,7 @@ def federation(
         "scale": scale,
         "parts": parts,
     }
-    if not _printed(answer, json, out):
-        tables.federation(parts)
+    _finish(answer, tables.federation(parts), json, out)
 
 
 def _all(bar: "Progress", results: Iterable[T], name: str) -> list[T]:
@@ -223,12 +208,22 @@ def _check_out(out: Path | None) -> None:
         show.out_folder(out.parent)
         if out.is_dir():
             raise ConfigError(f"--out must be a file, and {out} is a folder")
+        if out.suffix != ".json":
+            raise ConfigError(f"--out must be a .json file (the tables are written beside it), got {out}")
 
 
-def _printed(answer: dict[str, Any], json: bool, out: Path | None) -> bool:
-    """Write the answer to --out; print it and return True with --json."""
+def _finish(
+    answer: dict[str, Any], results: list[Table], json: bool, out: Path | None, figure: Path | None = None
+) -> None:
+    """Write the answer to --out, and its tables beside it; print the tables, or the answer with --json."""
     if out:
+        picture = [f"![{figure.name}]({figure.name})\n"] if figure else []
+        page = [*(result.markdown() for result in results), *picture, made_by(answer)]
         write_json(out, answer)
+        write(out.with_suffix(".md"), "\n".join(page).encode(), sync=False)
     if json:
         show.json(answer)
-    return json
+        return
+    show.tables(results, show.Format.TEXT)
+    if figure:
+        show.line(f"\nFigure: {figure}")

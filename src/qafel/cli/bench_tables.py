@@ -1,10 +1,10 @@
 """Tables of ``qafel bench``."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from qafel.cli import show
-from qafel.tables import Columns
+from qafel.tables import Columns, Table
 
 CODEC: Columns = {
     "spec": "{.spec}",
@@ -55,36 +55,80 @@ MEMORY: Columns = {
     "MB, shared memory in each": "{.megabytes_in_full:,.0f}",
     "MB on disk": "{.spilled_megabytes:,.0f}",
 }
+RATES: Columns = {
+    "what": "{0[0]}",
+    "kB": lambda row: f"{row[1]['bytes'] / 1000:.1f}",
+    "qafel": lambda row: f"{row[1].get('updates_per_second', row[1].get('deliveries_per_second')):,.0f}",
+    "raw broker": lambda row: f"{row[1]['raw_per_second']:,.0f}",
+    "×": lambda row: f"{row[1]['ratio']:.2f}",
+}
+WAITS: Columns = {
+    "from … to": "{0[0]}",
+    "median": lambda row: f"{row[1]['p50_ms']:.2f}",
+    "99 % within": lambda row: f"{row[1]['p99_ms']:.1f}",
+}
 
 
-def federation(parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Rates against the raw broker, latency, a flood and connected clients."""
+def codec(
+    rows: Iterable[Any], coders: Sequence[Any], points: Sequence[Any], first: Collection[str]
+) -> list[Table]:
+    """Bits against error, the coder of integers, and the codecs: ``first`` in a table of their own."""
+    parts: dict[str, list[Any]] = {"The codecs": [], "Other codecs": []}
+    for row in rows:
+        parts["The codecs" if row.spec in first else "Other codecs"].append(row)
+    title = "{}; × = times np.copyto of the same array in the same rounds"
+    results = [Table.of(title.format(name), CODEC, part) for name, part in parts.items() if part]
+    if points:
+        title = "The coder of integers on a million of them; × = times np.copyto of as many float32"
+        results.append(Table.of(title, CODERS, coders))
+        title = "On vectors of a real run (x − x̂ for biased quantizers), means over early, midway and late"
+        results.append(Table.of(title, POINTS, points))
+    return results
+
+
+def sim(speeds: Iterable[Any], clocks: Iterable[Any]) -> list[Table]:
+    """Whole runs, and the clock alone."""
+    title = (
+        "The paper's CNN, 20 images a client, end to end; × = times a bare PyTorch loop in the same rounds"
+    )
+    return [Table.of(title, SPEEDS, speeds), Table.of("The clock alone", CLOCKS, clocks)]
+
+
+def memory(rows: Iterable[Any]) -> list[Table]:
+    """The memory of all processes."""
+    return [Table.of("Peak resident memory of all processes together", MEMORY, rows)]
+
+
+def federation(parts: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    """Rates against the raw broker, waiting times, and connected clients."""
     rows = {
-        f"{part}, {kind}": numbers for part in ("updates", "synced") for kind, numbers in parts[part].items()
+        f"{name}, {kind}": numbers
+        for part, name in (("updates", "updates"), ("synced", "updates, each synced to disk"))
+        for kind, numbers in parts[part].items()
     }
-    rows |= {name: numbers for name, numbers in parts.items() if "ratio" in numbers}
-    show.table(
-        "Against the raw broker with the same bytes, in the same rounds",
-        ["part", "kB", "a second", "raw", "×"],
-        [
-            [
-                name,
-                f"{numbers['bytes'] / 1000:.1f}",
-                f"{numbers.get('updates_per_second', numbers.get('deliveries_per_second')):,.0f}",
-                f"{numbers['raw_per_second']:,.0f}",
-                f"{numbers['ratio']:.2f}",
-            ]
-            for name, numbers in rows.items()
-        ],
-    )
-    show.line(f"\nThe defaults take {parts['updates']['defaults']['to_last']:.2f} of 4-bit QSGD's updates/s.")
+    loop = "uploads of 1,000 clients, each with receipt and next lease"
+    rows |= {
+        loop if name == "loop" else name.replace("fan-out", "increments delivered,"): numbers
+        for name, numbers in parts.items()
+        if "ratio" in numbers
+    }
     late, crowd, flood = parts["latency"], parts["clients"], parts["flood"]
-    show.line(
-        f"\nUpload to acknowledgement at {late['updates_per_second']:,.0f}/s: median {late['p50_ms']:.2f}, "
-        f"99 % within {late['p99_ms']:.1f} ms\nRequest to answer: median "
-        f"{flood['without']['p50_ms']:.1f}, 99 % within {flood['without']['p99_ms']:.1f} ms; while another "
-        f"client sends {flood['flood_per_second']:,.0f} messages/s: median {flood['with']['p50_ms']:.1f}, "
-        f"99 % within {flood['with']['p99_ms']:.1f} ms\n{crowd['connected']:,} connected clients for "
-        f"{crowd['held_seconds']:.0f} s: server {crowd['server_mb']:,.0f} MB, "
-        f"broker {crowd['broker_mb']:,.0f} MB"
-    )
+    waits = {
+        f"upload to acknowledgement, at {late['updates_per_second']:,.0f} a second": late,
+        "request to answer": flood["without"],
+        f"the same beside a client that sends {flood['flood_per_second']:,.0f} messages a second": flood[
+            "with"
+        ],
+    }
+    sizes = {"server": crowd["server_mb"], "broker": crowd["broker_mb"]}
+    return [
+        Table.of(
+            "A second, beside the raw broker with the same bytes in the same rounds", RATES, rows.items()
+        ),
+        Table.of("Waiting, in milliseconds", WAITS, waits.items()),
+        Table(
+            f"Memory with {crowd['connected']:,} connected clients for {crowd['held_seconds']:.0f} s",
+            ["process", "MB"],
+            [[name, f"{megabytes:,.0f}"] for name, megabytes in sizes.items()],
+        ),
+    ]

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from qafel.files import write, write_json
-from qafel.records import finite, provenance
+from qafel.records import finite, made_by, provenance
 from qafel.runs.comparison import Outcome
 from qafel.runs.result import Result
 from qafel.sim import PACKAGES, Settings
@@ -165,9 +165,7 @@ def _markdown(study: Study, figures: Sequence[Path], made: Mapping[str, Any]) ->
     notes = [textwrap.fill(f"- {note}", 100, subsequent_indent="  ") for note in study.notes]
     lines += ["", *notes]
     lines += ["", *(f"![{path.name}]({path.name})" for path in figures if path.suffix == ".png")]
-    machine = f"{made['machine']['processor']}, {made['machine']['cores']} cores"
-    made_by = f"Made by `{made['command']}`, commit {made['commit']}, on {machine}."
-    lines += ["", textwrap.fill(made_by, 100, break_long_words=False, break_on_hyphens=False)]
+    lines += ["", made_by(made)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 
