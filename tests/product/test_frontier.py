@@ -139,3 +139,21 @@ def test_the_readmes_table_has_the_committed_numbers() -> None:
         against = row["against"]
         ratios = f"{against['ratio'][0]:.2f} | {against['fewer_up'][0]:.1f} | {against['fewer_down'][0]:.1f}"
         assert f"| {name} | {ratios} | {fast[quantizers]} |" in text
+
+
+def test_the_docs_table_of_five_tasks_has_the_committed_numbers() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "frontier.md").read_text(encoding="utf-8")
+    ratios = []
+    for folder in ("smiles32", "cifar10", "shakespeare", "digits"):
+        study = json.loads((root / "results" / "frontier" / folder / "frontier.json").read_text())
+        for rows in study["numbers"]["tasks"].values():
+            row = next(row for row in rows if row["name"] == "default")
+            uploads, up, down = (row["against"][name] for name in ("ratio", "fewer_up", "fewer_down"))
+            spread = f"{uploads[0]:.2f}× [{uploads[1]:.2f}, {uploads[2]:.2f}]"
+            assert f"| {row['runs']} | {spread} | {up[0]:.0f}× | {down[0]:.0f}× |" in text
+            assert uploads[2] < 1, "the page says so"
+            ratios.append((uploads[0], up[0], down[0]))
+    assert len(ratios) == len(frontier.TASKS) == 5
+    mean = [sum(column) / len(ratios) for column in zip(*ratios, strict=True)]
+    assert f"| mean |  | {mean[0]:.2f}× | {mean[1]:.0f}× | {mean[2]:.0f}× |" in text
