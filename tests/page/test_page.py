@@ -19,7 +19,7 @@ import parties
 from qafel.dashboard import report
 from qafel.federation import Broker, join
 from qafel.sim import simulate
-from test_dashboard import Page, points
+from test_dashboard import Page, points, small_run
 
 pytestmark = pytest.mark.browser
 Visit = Callable[..., Any]
@@ -333,3 +333,36 @@ def test_a_running_federation_is_shown_with_its_clients_and_why_they_were_reject
         finally:
             go_on.set()
             page.close()
+
+
+def test_constant_and_missing_numbers_are_drawn_like_others(tmp_path: Path, visit: Visit) -> None:
+    for seed in range(3):  # the mean of three times 0.7 ± their deviation is a band of rounding errors
+        small_run(tmp_path, f"constant-seed{seed}", [0.7] * 5, seed=seed)
+    small_run(tmp_path, "missing", [None] * 5, local_rate=0.5)
+    served = Page(tmp_path)
+    try:
+        page = visit(served.address)
+        (missing,) = [rows for name, rows in table(page, "metric").items() if name.startswith("missing")]
+        assert [y for _, y in missing] == [None] * 5
+        assert page.locator("#runs .run").count() == 2
+    finally:
+        served.close()
+
+
+def test_runs_that_start_later_are_shown_and_a_choice_is_kept(tmp_path: Path, visit: Visit) -> None:
+    served = Page(tmp_path)
+    try:
+        page = visit(served.address)
+        small_run(tmp_path, "a-seed0", [0.1, 0.2], local_rate=0.1)
+        page.wait_for_selector("#runs .run:has-text('a-seed0') input:checked", timeout=20_000)
+        colour = "getComputedStyle(document.querySelector('#runs .swatch')).backgroundColor"
+        first = page.evaluate(colour)
+        small_run(tmp_path, "a-seed1", [0.1, 0.3], local_rate=0.1, seed=1)
+        page.wait_for_selector("#runs .run:has-text('2 seeds') input:checked", timeout=20_000)
+        assert page.evaluate(colour) == first
+        page.click("#runs .run input")
+        small_run(tmp_path, "b", [0.5, 0.6], local_rate=0.2)
+        page.wait_for_selector("#runs .run:has-text('b') input:not(:checked)", timeout=20_000)
+        assert page.locator("#runs input:checked").count() == 0
+    finally:
+        served.close()

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import shutil
 import signal
 import socket
@@ -9,9 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from command import call, call_json, check_mistake
@@ -276,3 +279,98 @@ def test_reports_of_the_same_runs_twice_and_of_nothing_are_refused(folder: Path,
 
 def test_the_help_has_an_example() -> None:
     assert "qafel report runs/demo-1 -o report.html" in call("report", "--help").stdout
+
+
+def small_run(root: Path, name: str, values: list[float | None], **settings: Any) -> Path:
+    """A folder as a run that has not ended leaves it, with these accuracies."""
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in {"seed": 0, **settings}.items()]
+    (folder / "config.toml").write_text("".join(lines))
+    with (folder / "metrics.jsonl").open("w") as file:
+        for k, value in enumerate(values):
+            point = {
+                "uploads": 10 * k, "version": k, "time": float(k), "metrics": {"accuracy": value},
+                "smoothed": {"accuracy": value}, "bytes_up": 100 * k, "bytes_down": 10 * k, "staleness": 0.5,
+                "in_flight": 3, "residual": 0.1,
+            }  # fmt: skip
+            file.write(json.dumps(point) + "\n")
+    return folder
+
+
+def test_a_metric_that_is_not_a_number_is_left_out_of_the_list(tmp_path: Path) -> None:
+    small_run(tmp_path, "nan", [0.5, None])
+    runs = Runs(tmp_path)
+    (listed,) = runs.list()
+    assert listed.metrics == {}
+    assert json.loads(msgspec.json.encode(runs.run(listed.id)))["points"]["smoothed"]["accuracy"] == [
+        0.5,
+        None,
+    ]
+
+
+def test_a_run_that_was_made_again_shows_only_its_new_numbers(tmp_path: Path) -> None:
+    folder, runs = small_run(tmp_path, "again", [0.1, 0.2]), Runs(tmp_path)
+    (listed,) = runs.list()
+    assert runs.run(listed.id)["points"]["smoothed"]["accuracy"] == [0.1, 0.2]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("{]\n")
+    assert "line 3 of metrics.jsonl" in runs.run(listed.id)["error"]
+    shutil.rmtree(folder)
+    small_run(tmp_path, "again", [0.7, 0.8, 0.9, 0.95])
+    assert runs.list()[0].metrics == {"accuracy": 0.95}
+    told = runs.run(listed.id)
+    assert told["error"] is None
+    assert told["points"]["smoothed"]["accuracy"] == [0.7, 0.8, 0.9, 0.95]
+
+
+def test_requests_at_the_same_time_read_every_evaluation_once(tmp_path: Path) -> None:
+    small_run(tmp_path, "long", [k / 5000 for k in range(5000)])
+    for _ in range(3):
+        runs = Runs(tmp_path)
+        (identity,) = [listed.id for listed in runs.list()]
+        runs._metrics.clear()
+        with ThreadPoolExecutor(4) as pool:
+            told = list(pool.map(lambda _: runs.run(identity)["points"], range(8)))  # noqa: B023
+        assert all(one == told[0] for one in told)
+        assert len(runs._metrics[identity].points) == 5000
+
+
+def test_a_name_that_is_not_utf8_is_shown_with_replacement_characters(tmp_path: Path) -> None:
+    small_run(tmp_path, os.fsdecode(b"caf\xe9/run"), [0.5])
+    small_run(tmp_path, "good", [0.5])
+    assert {listed.name for listed in Runs(tmp_path).list()} == {"caf?/run", "good"}
+    assert report([tmp_path], tmp_path / "r.html").stat().st_size > 10_000
+
+
+def test_a_report_groups_the_runs_of_all_its_folders(tmp_path: Path) -> None:
+    for folder, seeds in (("a", (0, 1)), ("b", (2, 3))):
+        for seed in seeds:
+            rate = 0.1 if folder == "a" else 0.2
+            small_run(tmp_path / folder, f"qafel-seed{seed}", [0.5, 0.6], seed=seed, local_rate=rate)
+
+    def groups(*folders: str) -> list[set[int]]:
+        page = report([tmp_path / folder for folder in folders], tmp_path / "r.html").read_text()
+        data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+        seeds: dict[str, set[int]] = {}
+        for run in data["runs"]["runs"]:
+            seeds.setdefault(run["group"], set()).add(run["seed"])
+        return sorted(seeds.values(), key=min)
+
+    assert groups("a", "b") == [{0, 1}, {2, 3}]
+    assert groups("a/qafel-seed0", "a/qafel-seed1") == [{0, 1}]
+
+
+def test_a_report_that_names_a_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    small_run(tmp_path, "run", [0.5])
+    for out in (".", "/", str(tmp_path)):
+        check_mistake("the report must be a file, and", "report", str(tmp_path), "-o", out)
+
+
+def test_hosts_are_compared_as_browsers_send_them(page: Page) -> None:
+    assert page.get("/", Host=f"LOCALHOST:{page.port}")[0] == 200
+    assert page.get("/", Origin=f"http://LocalHost:{page.port}")[0] == 200
+    assert {"localhost", "localhost:80"} <= hosts("127.0.0.1", 80)
+    assert "localhost" not in hosts("127.0.0.1", 8765)
+    run = page.json("/api/runs")["runs"][0]["id"]
+    assert page.get(f"/api/events/{run}?first=%C2%B2")[0] in (200, 404)

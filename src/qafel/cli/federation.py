@@ -256,7 +256,7 @@ def _view(status: dict[str, Any]) -> Any:
         "tasks in flight": f"{status['leases'][0]:,} of at most {status['leases'][1]:,}",
         "clients": f"{status['clients']:,} in the last minute",
         "MB up, down": f"{status['bytes_up'] / 1e6:,.2f}, {status['bytes_down'] / 1e6:,.2f}",
-        **{name: f"{value:.4g}" for name, value in status["metrics"].items()},
+        **{k: "–" if v is None else f"{v:.4g}" for k, v in status["metrics"].items()},
         "ended by" if status["reason"] else "seen": status["reason"] or time.strftime("%H:%M:%S"),
     }
     for key, value in rows.items():

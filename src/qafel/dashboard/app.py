@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from qafel.dashboard.federation import IDENTITY, Federation
-from qafel.dashboard.runs import Runs
+from qafel.dashboard.runs import Runs, readable
 from qafel.errors import QafelError
 
 PAGE = Path(__file__).with_name("page")
@@ -32,7 +32,9 @@ FILES = {
     "timeline.js": "text/javascript",
     "app.js": "text/javascript",
 }
-COOKIE = "qafel-token"
+COOKIE = "qafel-token-{}"
+"""The name of the cookie, by port: browsers send the cookies of a host to all of its ports."""
+MAX_DIGITS = 16
 POLL = 0.5
 """Seconds between two looks at the files."""
 HEADERS = {
@@ -73,20 +75,20 @@ class Guard:
     def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this page only answers GET", 405)
-        host = request.headers.get("host", "")
+        host = request.headers.get("host", "").lower()
         if host not in self._hosts:
             return PlainTextResponse("this page does not answer under that host name", 421)
         origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] not in self._hosts:
+        if origin is not None and origin.lower().partition("://")[2] not in self._hosts:
             return PlainTextResponse("this page does not answer requests of other sites", 403)
         if self._token is None:
             return None
-        given = request.query_params.get("token")
+        given, name = request.query_params.get("token"), COOKIE.format(host.rpartition(":")[2])
         if given is not None and hmac.compare_digest(given.encode(), self._token.encode()):
             answer = RedirectResponse(request.url.path, 303)
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            answer.set_cookie(name, self._token, httponly=True, samesite="strict")
             return answer
-        cookie = request.cookies.get(COOKIE, "")
+        cookie = request.cookies.get(name, "")
         if given is None and hmac.compare_digest(cookie.encode(), self._token.encode()):
             return None
         return PlainTextResponse("the address of this page needs its token; qafel dashboard printed it", 401)
@@ -98,7 +100,7 @@ def create(runs: Runs, federation: Federation | None, hosts: frozenset[str], tok
     async def listed(_: Request) -> Response:
         listed = await asyncio.to_thread(runs.list)
         followed = [federation.listed] if federation is not None else []
-        return _json({"folder": str(runs.root), "runs": followed + listed})
+        return _json({"folder": readable(runs.root), "runs": followed + listed})
 
     async def run(request: Request) -> Response:
         if federation is not None and request.path_params["id"] == IDENTITY:
@@ -107,7 +109,8 @@ def create(runs: Runs, federation: Federation | None, hosts: frozenset[str], tok
 
     async def events(request: Request) -> Response:
         first = request.query_params.get("first", "0")
-        return await _answer(runs.events, request.path_params["id"], int(first) if first.isdigit() else 0)
+        number = int(first) if first.isascii() and first.isdigit() and len(first) < MAX_DIGITS else 0
+        return await _answer(runs.events, request.path_params["id"], number)
 
     async def stream(request: Request) -> Response:
         return StreamingResponse(_changes(runs, federation, request), media_type="text/event-stream")
@@ -144,8 +147,8 @@ async def _changes(runs: Runs, federation: Federation | None, request: Request) 
     """Server-sent events: ``runs`` when there are others, ``changed`` with ids, ``federation``."""
     before = await asyncio.to_thread(_state, runs, federation)
     running = [key for key, state in before.items() if state[0] == "running"]
-    yield b"retry: 1000\n\n"
-    if running:  # they may have changed since the page read them
+    yield b"retry: 1000\n\nevent: runs\ndata: {}\n\n"
+    if running:  # these, and the list, may have changed since the page read them
         yield b"event: changed\ndata: " + msgspec.json.encode(running) + b"\n\n"
     content: dict[str, Any] | None = None
     while not await request.is_disconnected():

@@ -1,5 +1,6 @@
 """A running federation on the page: followed in a thread, with a key that can only read."""
 
+import math
 import threading
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import msgspec
 
 from qafel.dashboard.runs import Listed, columns, thinned
-from qafel.errors import QafelError
+from qafel.runs.result import decode_point
 from qafel.runs.summary import Point
 
 PAUSE = 2.0
@@ -43,7 +44,7 @@ class Federation:
             group=f"federation {self.name}",
             state="ended" if self._reason else "running",
             uploads=last.uploads if last else 0,
-            metrics=last.smoothed if last else {},
+            metrics={k: v for k, v in last.smoothed.items() if math.isfinite(v)} if last else {},
         )
 
     @property
@@ -67,13 +68,13 @@ class Federation:
                     if number % EVERY == 0 or status["reason"]:
                         rows = clients(self.name, self._broker, self._keys)
                         read = points(self.name, self._broker, self._keys)
-                        self._points = msgspec.convert(read, list[Point])
+                        self._points = [decode_point(msgspec.json.encode(point)) for point in read]
                     self._reason = status["reason"]
                     self._content = {"name": self.name, "facts": _facts(status), "clients": _rows(rows)}
                 if self._reason:
                     return
-            except (QafelError, OSError, msgspec.MsgspecError) as error:
-                self._content = {**self._content, "error": str(error)}
+            except Exception as error:
+                self._content = {**self._content, "error": str(error) or type(error).__name__}
             time.sleep(PAUSE)
 
 
@@ -90,7 +91,7 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("mean staleness", f"{status['staleness']:.2f}"),
         ("MB up", f"{status['bytes_up'] / 1e6:,.2f}"),
         ("MB down", f"{status['bytes_down'] / 1e6:,.2f}"),
-        *((name, f"{value:.4g}") for name, value in status["metrics"].items()),
+        *((name, "–" if value is None else f"{value:.4g}") for name, value in status["metrics"].items()),
         ("rejected", ", ".join(f"{n:,} {why}" for why, n in status["rejected"].items()) or "none"),
         ("leader's term", str(status["term"])),
         ("log entry", f"{status['sequence']:,}"),

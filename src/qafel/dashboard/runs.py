@@ -7,6 +7,7 @@ that the page shows beside what was read before it.
 import math
 import os
 import re
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -18,7 +19,7 @@ from qafel.errors import ConfigError
 from qafel.runs.events import EVENTS, read_events
 from qafel.runs.folder import LIVE
 from qafel.runs.result import decode_point
-from qafel.runs.summary import Point
+from qafel.runs.summary import Point, main_metric
 from qafel.wire import Increment, Update, encode, fingerprint
 
 MAX_POINTS = 400
@@ -48,20 +49,29 @@ class Listed(msgspec.Struct):
     error: str | None = None
 
 
+Known = tuple[tuple[float, ...], Listed, str]
+"""What changes when a run does, the run, and what runs of one configuration have in common."""
+
+
 class _Metrics:
     """The evaluations of a run, read as the file grows."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.points, self.error = path, list[Point](), ""
-        self._read = 0
+        self._read, self._damaged = 0, False
+        self._file: tuple[int, int] | None = None
 
     def update(self) -> None:
         """Read what is new."""
         try:
-            size = self.path.stat().st_size
-            if size < self._read:  # the run was resumed from an earlier checkpoint
-                self.points, self._read, self.error = [], 0, ""
-            if size == self._read or self.error:
+            stat, config = self.path.stat(), self.path.with_name("config.toml").stat()
+            size, identity = stat.st_size, (stat.st_ino, config.st_mtime_ns)
+            if size < self._read or identity != self._file:  # resumed from a checkpoint, or another run
+                self.points, self._read, self._damaged, self._file = [], 0, False, identity
+            if self._damaged:
+                return
+            self.error = ""
+            if size == self._read:
                 return
             with self.path.open("rb") as file:
                 file.seek(self._read)
@@ -75,12 +85,16 @@ class _Metrics:
                 self.points.append(decode_point(line))
             except msgspec.MsgspecError as error:
                 self.error = f"line {len(self.points) + 1} of {self.path.name} is not an evaluation: {error}"
+                self._damaged = True
                 return
         self._read += len(whole)
 
 
 class Runs:
-    """The runs below a folder; ids are opaque, and nothing outside of the folder is read."""
+    """The runs below a folder; ids are opaque, and links to other folders are not followed.
+
+    Requests come from several threads, one at a time.
+    """
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -88,29 +102,35 @@ class Runs:
         self.root = root
         self._paths: dict[str, Path] = {}
         self._metrics: dict[str, _Metrics] = {}
-        self._known: dict[str, tuple[tuple[float, ...], Listed, str]] = {}
+        self._known: dict[str, Known] = {}
+        self._lock = threading.RLock()
+
+    def known(self) -> list[Known]:
+        """All runs, the newest first, without their groups."""
+        with self._lock:
+            runs = [self._look(path) for path in _folders(self.root)]
+        return sorted(runs, key=lambda one: (-one[0][0], one[1].name))
 
     def list(self) -> list[Listed]:
         """All runs, the newest first; those that differ only in their seed have the same group."""
-        runs = []
-        for path in _folders(self.root):
-            name = str(path.relative_to(self.root)) if path != self.root else path.resolve().name
-            identity = f"{fingerprint(name.encode('utf-8', 'surrogateescape')):016x}"
-            self._paths[identity] = path
-            stamp = _stamp(path)
-            known = self._known.get(identity)
-            if known is None or known[0] != stamp or known[1].state == "running":
-                known = stamp, *self._read(identity, name, path, stamp)
-                self._known[identity] = known
-            runs.append(known)
-        runs.sort(key=lambda one: (-one[0][0], one[1].name))
-        _name_groups(runs)
+        runs = self.known()
+        name_groups(runs)
         return [listed for _, listed, _ in runs]
+
+    def _look(self, path: Path) -> Known:
+        """A run, which is read again if it may have changed."""
+        name = str(path.relative_to(self.root)) if path != self.root else path.resolve().name
+        identity = f"{fingerprint(name.encode('utf-8', 'surrogateescape')):016x}"
+        self._paths[identity] = path
+        stamp = _stamp(path)
+        known = self._known.get(identity)
+        if known is None or known[0] != stamp or known[1].state == "running":
+            known = self._known[identity] = stamp, *self._read(identity, name, path, stamp)
+        return known
 
     def _read(self, identity: str, name: str, path: Path, stamp: tuple[float, ...]) -> tuple[Listed, str]:
         """A run, and what runs of one configuration have in common."""
-        clean = name.encode("utf-8", "replace").decode()
-        listed = Listed(id=identity, name=clean, group="", state="ended")
+        listed = Listed(id=identity, name=readable(name), group="", state="ended")
         try:
             config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
             listed.seed = config.get("seed")
@@ -121,12 +141,12 @@ class Runs:
                 listed.state = "running" if _age(stamp) < FRESH else "not ended"
                 points = self._points(identity).points
                 listed.uploads, newest = (points[-1].uploads, points[-1].smoothed) if points else (0, {})
-            listed.metrics = {str(k): v for k, v in newest.items() if isinstance(v, int | float)}
+            listed.metrics = {str(k): v for k, v in newest.items() if _is_finite(v)}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             listed.state, listed.error = "unreadable", f"the run cannot be read: {error}"
             config = {"name": name}
         settings = {key: value for key, value in config.items() if key != "seed"}
-        return listed, msgspec.json.encode([str(path.parent), settings], enc_hook=str).decode()
+        return listed, msgspec.json.encode([readable(path.parent), settings], enc_hook=str).decode()
 
     def _points(self, identity: str) -> _Metrics:
         metrics = self._metrics.setdefault(identity, _Metrics(self._paths[identity] / "metrics.jsonl"))
@@ -148,8 +168,9 @@ class Runs:
     def run(self, identity: str) -> dict[str, Any]:
         """What a run recorded: columns of its points, its staleness, and the bytes of full precision."""
         path = self.path(identity)
-        metrics = self._points(identity)
-        points = [metrics.points[k] for k in thinned(metrics.points)]
+        with self._lock:
+            metrics = self._points(identity)
+            points = [metrics.points[k] for k in thinned(metrics.points)]
         about, error = _about(path)
         content: dict[str, Any] = {"points": columns(points), "error": metrics.error or error}
         content["staleness"], size = about.get("staleness", {}), about.get("size")
@@ -177,6 +198,15 @@ class Runs:
         return {"events": events, "total": total, "buffer": config.get("buffer_size", 10)}
 
 
+def readable(text: str | Path) -> str:
+    """A name with replacement characters for what is not UTF-8."""
+    return str(text).encode("utf-8", "replace").decode()
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def full_precision(size: int) -> tuple[int, int]:
     """The lengths of a real update and a real increment of ``size`` float32 numbers."""
     word, payload = (1 << 64) - 1, bytes(4 * min(size, REAL))
@@ -193,12 +223,12 @@ def thinned(points: list[Point]) -> list[int]:
     count = len(points)
     if count <= MAX_POINTS:
         return list(range(count))
-    name = next(iter(points[-1].metrics), None)
+    name = main_metric(points[-1].metrics)
     chosen = {0, count - 1}
     stretches = MAX_POINTS // 2 - 1
     for k in range(stretches):
         stretch = range(k * count // stretches, (k + 1) * count // stretches)
-        values = [points[place].metrics.get(name or "", math.nan) for place in stretch]
+        values = [points[place].metrics.get(name, math.nan) for place in stretch]
         known = [(value, place) for value, place in zip(values, stretch, strict=True) if value == value]
         chosen |= {min(known)[1], max(known)[1]} if known else {stretch[0]}
     return sorted(chosen)
@@ -265,7 +295,7 @@ def _age(stamp: tuple[float, ...]) -> float:
     return time.time() - stamp[0]
 
 
-def _name_groups(runs: list[tuple[tuple[float, ...], Listed, str]]) -> None:
+def name_groups(runs: list[Known]) -> None:
     """Give runs of one configuration, which have different seeds, the same group."""
     groups: dict[str, list[Listed]] = {}
     for _, listed, key in runs:

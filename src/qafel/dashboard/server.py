@@ -14,6 +14,8 @@ from qafel.errors import ConfigError
 from qafel.extras import require
 
 HOST, PORT = "127.0.0.1", 8765
+HTTP = 80
+"""The port that browsers leave out of the host."""
 
 
 def serve(
@@ -66,7 +68,8 @@ def hosts(host: str, port: int) -> frozenset[str]:
     names = {host, "127.0.0.1", "localhost", "::1"}
     if not is_loopback(host):
         names |= {socket.gethostname(), socket.getfqdn(), *_addresses()}
-    return frozenset(f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names)
+    named = {f"[{name}]" if ":" in name else name.lower() for name in names}
+    return frozenset(f"{name}:{port}" for name in named) | (named if port == HTTP else frozenset())
 
 
 def _addresses() -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from qafel import files
-from qafel.dashboard.runs import Listed, Runs
+from qafel.dashboard.runs import Known, Runs, name_groups, readable
 from qafel.errors import ConfigError
 from qafel.runs.events import EVENTS
 
@@ -19,22 +19,26 @@ def report(folders: Sequence[str | Path], out: str | Path) -> Path:
     """Write a report of some runs, or of all runs below some folders; return its path."""
     if not folders:
         raise ConfigError("a report needs the folder of a run, or a folder of runs")
-    listed: list[Listed] = []
+    path = Path(out)
+    if path.is_dir() or not path.name:
+        raise ConfigError(f"the report must be a file, and {out} is a folder")
+    known: list[Known] = []
     content: dict[str, Any] = {"run": {}, "events": {}, "made": time.strftime("%Y-%m-%d %H:%M")}
     for folder in folders:
         runs = Runs(Path(folder))
-        here = runs.list()
+        here = runs.known()
         if not here:
             raise ConfigError(f"{folder} is not the folder of a run, and has none in it")
-        for one in here:
+        for _, one, _ in here:
             if one.id in content["run"]:
                 raise ConfigError(f"two runs are called {one.name}; name the folder above them instead")
             content["run"][one.id] = runs.run(one.id)
             if (runs.path(one.id) / EVENTS).exists():
                 content["events"][one.id] = runs.events(one.id)
-        listed += here
-    content["runs"] = {"folder": ", ".join(str(folder) for folder in folders), "runs": listed}
-    path = Path(out)
+        known += here
+    name_groups(known)
+    listed = [one for _, one, _ in known]
+    content["runs"] = {"folder": ", ".join(readable(Path(folder)) for folder in folders), "runs": listed}
     try:
         files.write(path, _page(content).encode(), sync=False)
     except OSError as error:

@@ -31,7 +31,9 @@ function make(name, properties = {}, ...children) {
 const page = {
   runs: [],
   groups: new Map(), /* name → {name, runs, colour} */
-  shown: null, /* names of the groups that are shown; null: nobody has chosen yet */
+  shown: new Set(), /* ids of the runs that are shown; a group is shown if one of its runs is */
+  colours: new Map(), /* id of a run → the colour of its group */
+  chosen: false, /* whether somebody has chosen what is shown */
   data: new Map(), /* id → what the run recorded */
   drawn: new Map(), /* panel → what it shows, for its CSV file */
 };
@@ -59,14 +61,26 @@ async function loadRuns() {
     if (!page.groups.has(run.group)) page.groups.set(run.group, { name: run.group, runs: [] });
     page.groups.get(run.group).runs.push(run);
   }
-  if (page.shown === null) page.shown = new Set([...page.groups.keys()].slice(0, FIRST));
-  [...page.groups.values()].forEach((group, k) => (group.colour = COLOURS[k % COLOURS.length]));
+  for (const group of page.groups.values()) admit(group);
   list();
   await loadShown();
 }
 
-function shownRuns() {
-  return [...page.groups.values()].filter((group) => page.shown.has(group.name)).flatMap((group) => group.runs);
+const isShown = (group) => group.runs.some((run) => page.shown.has(run.id));
+const shownGroups = () => [...page.groups.values()].filter(isShown);
+const shownRuns = () => shownGroups().flatMap((group) => group.runs);
+
+/** Give a group its colour, which it keeps, and show it if one of its runs is shown, or there is room. */
+function admit(group) {
+  const known = group.runs.find((run) => page.colours.has(run.id));
+  const used = new Set(page.colours.values()).size;
+  group.colour = known ? page.colours.get(known.id) : COLOURS.find((one) => ![...page.colours.values()].includes(one)) || COLOURS[used % COLOURS.length];
+  const room = !page.chosen && shownGroups().length < FIRST;
+  const show = isShown(group) || (!known && room);
+  for (const run of group.runs) {
+    page.colours.set(run.id, group.colour);
+    if (show) page.shown.add(run.id);
+  }
 }
 
 async function loadShown(again = new Set()) {
@@ -84,8 +98,8 @@ function list() {
   for (const group of page.groups.values()) {
     const text = [group.name, ...group.runs.map((run) => run.state)].join(" ").toLowerCase();
     if (!words.every((word) => text.includes(word))) continue;
-    const box = make("input", { type: "checkbox", id: `show-${rows.length}`, checked: page.shown.has(group.name) });
-    box.addEventListener("change", () => choose(group.name, box.checked));
+    const box = make("input", { type: "checkbox", id: `show-${rows.length}`, checked: isShown(group) });
+    box.addEventListener("change", () => choose(group, box.checked).catch(complain));
     const swatch = make("span", { className: "swatch" });
     swatch.style.background = group.colour;
     rows.push(make("div", { className: "run" }, box, swatch,
@@ -105,9 +119,9 @@ function about(group) {
   return `${seeds}${states}, ${Chart.number(first.uploads || 0)} uploads${newest}`;
 }
 
-async function choose(name, on) {
-  if (on) page.shown.add(name);
-  else page.shown.delete(name);
+async function choose(group, on) {
+  page.chosen = true;
+  for (const run of group.runs) page.shown[on ? "add" : "delete"](run.id);
   await loadShown();
 }
 
@@ -126,8 +140,7 @@ function offer() {
 /** The curves of one quantity, a line with a band for each configuration; ``y`` takes the points of a run. */
 function curves(x, y, dash, label = "") {
   const series = [];
-  for (const group of page.groups.values()) {
-    if (!page.shown.has(group.name)) continue;
+  for (const group of shownGroups()) {
     const runs = [];
     for (const run of group.runs) {
       const known = page.data.get(run.id);
@@ -166,8 +179,7 @@ const PANELS = [
     id: "staleness", title: () => "staleness",
     draw: (canvas) => {
       const series = [];
-      for (const group of page.groups.values()) {
-        if (!page.shown.has(group.name)) continue;
+      for (const group of shownGroups()) {
         const counts = {};
         for (const run of group.runs)
           for (const [tau, count] of Object.entries(page.data.get(run.id)?.staleness || {})) counts[tau] = (counts[tau] || 0) + count;
@@ -205,7 +217,7 @@ function build() {
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
-  if (page.shown) draw();
+  if (page.groups.size) draw();
 }
 
 /** Draw every panel, each in a task of its own, so that the page never stands still. */
@@ -267,12 +279,23 @@ function saveTable(panel) {
 
 /* ---- what is new ---- */
 
-function listen() {
+/** Follow what is new; ``stale``: what the page has was not read just before. */
+function listen(stale) {
   const stream = new EventSource("api/stream");
+  stream.onopen = () => {
+    if (stale) again().catch(complain); /* the stream does not tell what changed while it was closed */
+    stale = true;
+  };
   stream.addEventListener("runs", () => loadRuns().catch(complain));
   stream.addEventListener("changed", (event) => loadShown(new Set(JSON.parse(event.data))).catch(complain));
   stream.addEventListener("federation", (event) => Federation.show(element("federation"), JSON.parse(event.data)));
   stream.onerror = () => (element("state").textContent = "the server of this page does not answer; trying again");
+}
+
+/** Read everything that is shown again. */
+function again() {
+  page.data.clear();
+  return loadRuns();
 }
 
 function complain(error) {
@@ -281,4 +304,4 @@ function complain(error) {
 }
 
 build();
-loadRuns().then(() => embedded || listen(), complain);
+loadRuns().then(() => false, (error) => complain(error) || true).then((failed) => embedded || listen(failed));

@@ -11,6 +11,7 @@ const Chart = (() => {
 
   /** Numbers as people read them: 12,000, 0.35, 1e-7. */
   function number(value) {
+    if (value === null || !Number.isFinite(value)) return "–";
     if (value === 0) return "0";
     const size = Math.abs(value);
     if (size >= 1e9 || size < 1e-4) return value.toExponential(1).replace("e+", "e").replace(".0e", "e");
@@ -29,8 +30,9 @@ const Chart = (() => {
       }
     }
     if (low > high) return log ? [1, 10] : [0, 1];
-    if (low === high && low === 0) return [0, 1];
-    if (low === high) return log ? [low / 2, high * 2] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+    if (low === 0 && high === 0) return [0, 1];
+    const same = high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high)); /* ticks between would be equal */
+    if (same) return log ? [low / 2, high * 2] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
     return [low, high];
   }
 

@@ -10,9 +10,17 @@ const Timeline = (() => {
 
   async function show(section, wanted, source) {
     section.hidden = !wanted;
-    if (!wanted || (run && run.id === wanted.id)) return wanted && paint();
+    if (!wanted || (run && run.id === wanted.id)) return wanted && state && paint();
+    if (state) pause();
     run = wanted;
-    const answer = await source.events(run.id, 0);
+    let answer;
+    try {
+      answer = await source.events(wanted.id, 0);
+    } catch (error) {
+      if (run === wanted) run = null; /* the next drawing asks again */
+      return complain(error);
+    }
+    if (run !== wanted) return;
     state = { section, source, events: answer.events, total: answer.total, at: 0, timer: null, buffer: answer.buffer };
     build();
     prepare();
