@@ -22,7 +22,7 @@ from qafel.runs.curves import SHARE, Against, against
 from qafel.runs.result import Result
 from qafel.sim import PACKAGES, Settings
 from qafel.sim.batch import claim, run_all, work_folder
-from qafel.sim.grid import run_name
+from qafel.sim.grid import of_algorithm, run_name
 from qafel.sim.processes import Tell
 from qafel.tables import Columns, Table
 
@@ -142,7 +142,7 @@ class _Race:
         self.outcomes |= run_all(wanted, self._out / "runs", jobs=self._jobs, tell=tell)
 
     def _chosen(self, pair: Pair | None, seed: int) -> Settings:
-        changes = {"algorithm": "fedbuff"}
+        changes = of_algorithm("fedbuff")
         if pair:
             changes = {"algorithm": "qafel", "client_quantizer": pair[0], "server_quantizer": pair[1]}
         return msgspec.structs.replace(self._settings, seed=self._settings.seed + seed, **changes)

@@ -14,7 +14,7 @@ import pytest
 
 from command import call, call_json, check_mistake, settings
 from qafel.errors import ConfigError, QafelError
-from qafel.sim import sweep
+from qafel.sim import Settings, sweep
 from qafel.sim.grid import combinations, parse_values, run_name
 
 BASE = settings(
@@ -248,3 +248,16 @@ def test_settings_that_need_each_other_can_be_varied() -> None:
     assert list(many)[:2] == [
         "local_rate=0.001, loss=<lambda> #1", "local_rate=0.001, loss=<lambda> #2",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "fedasync"])
+def test_a_reference_is_the_plain_algorithm_whatever_the_others_start_from(name: str) -> None:
+    base = {
+        "data": "digits", "model": "mlp", "algorithm": "qafel", "client_quantizer": "rotated:bits=0.4",
+        "server_quantizer": "deadzone:step=2.2", "lookahead": 0.25, "buffer_size": 20, "momentum": 0.1,
+    }  # fmt: skip
+    (chosen,) = combinations(base, {"local_rate": [0.1]}, 1, name)[name]
+    assert isinstance(chosen, Settings)
+    job = chosen.job(20_000)
+    assert (job.client_quantizer, job.server_quantizer, job.lookahead) == ("identity", "identity", 0)
+    assert (job.momentum, job.buffer_size) == (0.1, 20 if name == "fedbuff" else 1)

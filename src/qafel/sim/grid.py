@@ -82,10 +82,15 @@ def combinations(
         one = {name: value for name, (_, value) in zip(vary, chosen, strict=True)}
         groups[label] = _with_seeds(make_settings({**base, **one}, "the sweep"), seeds)
     if reference in ALGORITHMS and reference not in groups:
-        plain = {name: value for name, value in base.items() if not name.endswith("_quantizer")}
-        settings = make_settings({**plain, "algorithm": reference}, "the sweep")
+        settings = make_settings({**base, **of_algorithm(reference)}, "the sweep")
         groups = {str(reference): _with_seeds(settings, seeds), **groups}
     return groups
+
+
+def of_algorithm(name: str) -> dict[str, Any]:
+    """The changes that make settings those of an algorithm: what it decides itself is left to it."""
+    decided = {"client_quantizer", "server_quantizer", "lookahead", *ALGORITHMS[name]}
+    return {**dict.fromkeys(sorted(decided & set(Settings.__struct_fields__))), "algorithm": name}
 
 
 def _labelled(name: str, values: Any) -> dict[str, Any]:
