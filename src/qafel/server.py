@@ -250,7 +250,7 @@ class Server:
             with np.errstate(all="ignore"):
                 lead = np.float32(self.job.lookahead * staleness) * (x - self._x)
                 aim, target = x + lead, target + lead
-        if self._drops and not vectors.is_finite(target):
+        if self._drops and not all(map(vectors.is_finite, (target, *moments))):
             return Dropped(self.version, count, f"the step from version {self.version} is beyond float32")
         before = self.hidden.distance(aim)
         try:

@@ -17,6 +17,7 @@ import pytest
 from parties import SECRET, SIZE, Background, ended, link, plan, publish, run, server, start, update, upload
 from qafel import vectors, wire
 from qafel.buffer import MAX_RATIO, BoundedBuffer
+from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError
 from qafel.federation import Broker, Plan, join
 from qafel.federation.broker import configuration
@@ -173,6 +174,19 @@ def test_poison_is_refused_and_a_step_that_would_diverge_drops_its_buffer() -> N
             one.take(10 + k, upload(k, frame), k)
     assert state.server.version == 1
     assert state.server.hidden.digest == again.server.hidden.digest
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "yogi"])
+def test_a_step_whose_optimizer_would_leave_float32_drops_its_buffer_and_can_be_saved(name: str) -> None:
+    job = Job(
+        size=SIZE, buffer_size=1, server_optimizer=f"{name}:rate=0.1",
+        client_quantizer="identity", server_quantizer="identity",
+    )  # fmt: skip
+    one = Server(job, start(), drop_divergent=True)
+    payload = np.full(SIZE, 1e20, np.float32).tobytes()  # its square is beyond float32, the step is not
+    events = one.receive(wire.encode(wire.Update(job.id, 0, 0, 0, payload)))
+    assert [type(event) for event in events] == [Accepted, Dropped]
+    assert Server.from_state(one.state(), drop_divergent=True).version == 0
 
 
 def _huge(job: Any, client: int) -> bytes:
