@@ -109,7 +109,8 @@ def _draw_lines(axis: Any, lines: Lines, chosen: Mapping[str, Any]) -> None:
     import numpy as np
 
     far = spread_axis(axis, "x", [xs[-1] for _, runs in lines for xs, _ in runs])
-    for k, (name, runs) in enumerate(lines):
+    for k, (name, all_runs) in enumerate(lines):
+        runs = [(xs, ys) for xs, ys in all_runs if not far or xs[-1] > 0]
         if not runs:
             axis.plot([], [], label=f"{name} (diverged)", color=chosen[name])
             continue

@@ -1,6 +1,7 @@
 """The measure of a comparison: ratios of uploads and bytes where mean curves cross a level."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from qafel.runs.comparison import Comparison, Diverged, compare
 from qafel.runs.curves import against
 from qafel.runs.result import Result
 from qafel.runs.summary import Point, Summary
+from qafel.runs.surface import surface
 
 
 def result(
@@ -253,3 +255,43 @@ def test_a_row_that_cannot_be_compared_is_named() -> None:
         "other": [result(rising(0.02), seed=7)],
     }
     assert any("other is not compared" in note for note in compare(groups).notes)
+
+
+def test_why_nothing_can_be_compared_is_said() -> None:
+    groups: Any = {
+        "fedbuff": [result([0.5] * 40, seed=s, algorithm="fedbuff") for s in (0, 1)],
+        "qafel": [result(rising(0.02), seed=s) for s in (0, 1)],
+    }
+    (note,) = compare(groups).notes
+    assert note.startswith("qafel cannot be compared: the curve of fedbuff has no gain in accuracy")
+
+
+def test_an_evaluation_without_the_metric_is_left_out_of_the_curve() -> None:
+    whole = [result(rising(0.02), seed=s) for s in (0, 1)]
+    holes = [result(rising(0.02), seed=s) for s in (0, 1)]
+    holes[1].points[3] = msgspec.structs.replace(
+        holes[1].points[3], metrics={"other": 1.0}, smoothed={"other": 1.0}
+    )
+    base = [result(rising(0.04), seed=s, algorithm="fedbuff") for s in (0, 1)]
+    compared, plain = (against(runs, base, "fedbuff", "accuracy") for runs in (holes, whole))
+    assert compared is not None
+    assert plain is not None
+    assert compared.ratio[0] == pytest.approx(plain.ratio[0])
+
+
+def test_a_run_that_ended_at_once_does_not_stop_a_figure_with_a_logarithmic_axis(tmp_path: Path) -> None:
+    runs: Any = {"long": result(rising(0.02)), "short": result(rising(0.02, count=3)), "none": result([0.5])}
+    compare(runs).figure(tmp_path / "f.png")
+    assert (tmp_path / "f.png").stat().st_size > 10_000
+
+
+def test_the_map_says_where_some_seeds_diverged() -> None:
+    lost = Diverged("the loss is NaN", "")
+    groups: Any = {"fedbuff": [result(rising(0.04), seed=s, algorithm="fedbuff") for s in (0, 1)]}
+    for a in (1, 2):
+        for b in (1, 2):
+            ended: list[Any] = [result(rising(0.02), seed=s) for s in (0, 1)]
+            groups[f"a={a}, b={b}"] = [*ended, lost] if a == b == 2 else ended
+    figure = surface(Comparison(groups))
+    shown = [text.get_text() for text in figure.axes[0].texts]
+    assert sum("1 of 3 diverged" in text for text in shown) == 1

@@ -26,9 +26,9 @@ class Ended(msgspec.Struct, frozen=True):
     accuracy: Pair
     error: Pair
     """‖x − x̂‖."""
-    accuracies: list[float]
-    """By seed."""
-    errors: list[float]
+    accuracies: list[float | None]
+    """By seed; None where the run diverged."""
+    errors: list[float | None]
     diverged: str | None
 
 
@@ -73,10 +73,26 @@ def hidden_state(options: Options) -> Study:
 
 
 def _end(label: str, outcomes: Sequence[Outcome], ended: list[Result]) -> Ended:
-    accuracies = [run.summary.accuracy for run in ended]
-    errors = [run.points[-1].residual for run in ended]
+    accuracy, error = ([f(run) for run in ended] for f in (_accuracy, _error))
+    accuracies, errors = (
+        [f(run) if isinstance(run, Result) else None for run in outcomes] for f in (_accuracy, _error)
+    )
     diverged = next((outcome.sentence for outcome in outcomes if isinstance(outcome, Diverged)), None)
-    return Ended(label, mean_std(accuracies), mean_std(errors), accuracies, errors, diverged)
+    return Ended(label, mean_std(accuracy), mean_std(error), accuracies, errors, diverged)
+
+
+def _accuracy(run: Result) -> float:
+    return run.summary.accuracy
+
+
+def _error(run: Result) -> float:
+    return run.points[-1].residual
+
+
+def _paired(mine: list[float | None], theirs: list[float | None]) -> list[tuple[float, float]]:
+    """The values of the seeds that ended on both sides."""
+    pairs = zip(mine, theirs, strict=True)
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
 def _claims(ends: dict[str, Ended]) -> list[Claim]:
@@ -86,7 +102,7 @@ def _claims(ends: dict[str, Ended]) -> list[Claim]:
 
     def less(end: Ended) -> Interval:
         """How much less accurate than FedBuff, over paired seeds."""
-        return mean_interval([b - a for a, b in zip(end.accuracies, best.accuracies, strict=False)])
+        return mean_interval([b - a for a, b in _paired(end.accuracies, best.accuracies)])
 
     def learns(bits: int, kind: str) -> Claim:
         mine, plain = (ends[f"hidden-{algorithm}-{kind}"] for algorithm in ("qafel", "naive"))
@@ -97,7 +113,8 @@ def _claims(ends: dict[str, Ended]) -> list[Claim]:
             f"{best.accuracy[0]:.3f}); less than FedBuff: {_points(less(mine))} and {_points(less(plain))}",
         )
 
-    ratio = ratio_interval(naive.errors, good.errors)
+    errors = _paired(naive.errors, good.errors)
+    ratio = ratio_interval([a for a, _ in errors], [b for _, b in errors])
 
     return [
         Claim(

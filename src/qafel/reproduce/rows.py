@@ -169,7 +169,8 @@ class Runs:
 def _costs(outcome: Outcome, shared: Mapping[str, Any]) -> tuple[float, float, float]:
     """Uploads, bytes up and bytes down to the target.
 
-    A run that never reached it counts with all that it took, a lower bound; one that diverged, with infinity.
+    A run that never reached it counts with all that it took, a lower bound; one that diverged, with the limit
+    of uploads and infinite bytes.
     """
     if isinstance(outcome, Diverged):
         return float(shared["uploads"]), math.inf, math.inf

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from qafel.errors import ConfigError
-from qafel.runs.curves import SHARE, Against, against
+from qafel.runs.curves import SHARE, Against, against, common_seeds
 from qafel.runs.groups import check_seeds, group
 from qafel.runs.intervals import Interval
 from qafel.runs.result import Result, figure_of, load
@@ -172,12 +172,23 @@ class Comparison(Tabular):
         runs = [run.summary for results in self.results.values() for run in results]
         runs.sort(key=lambda summary: -summary.concurrency["mean"])
         crowded = next((summary.notes for summary in runs if summary.notes), [])
-        common = {row.name: len(row.against.seeds) if row.against else 0 for row in self.rows}
+        base = self.results[self.reference]
+        common = {
+            row.name: len(common_seeds(self.results[row.name], base, self.metric))
+            for row in self.rows
+            if row.name != self.reference
+        }
         lost = [
             f"{name} is not compared: {count} seeds ended both here and in {self.reference}; 2 are needed"
             for name, count in common.items()
-            if max(common.values()) > 1 > count - 1 and name != self.reference
+            if max(common.values()) > 1 > count - 1
         ]
+        vain = [row.name for row in self.rows if row.against is None and common.get(row.name, 0) > 1]
+        if vain:
+            lost.append(
+                f"{', '.join(vain)} cannot be compared: the curve of {self.reference} has no gain in "
+                f"{self.metric}, or values that are not numbers"
+            )
         return crowded + lost
 
     def figure(self, path: str | Path | None = None) -> Any:

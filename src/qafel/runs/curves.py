@@ -17,6 +17,7 @@ import numpy as np
 
 from qafel.runs.intervals import Floats, Interval, resamples, spread
 from qafel.runs.result import Result
+from qafel.runs.summary import Point
 from qafel.tasks.target import parse_target
 
 SHARE = 0.95
@@ -57,15 +58,16 @@ class _Curves:
     """The curves of some runs at the same places, as far as all of them go."""
 
     def __init__(self, runs: Sequence[Result], metric: str) -> None:
-        self.end = min(run.points[-1].uploads for run in runs)
-        every = np.unique([float(point.uploads) for run in runs for point in run.points])
+        measured = [_measured(run, metric) for run in runs]
+        self.end = min(points[-1].uploads for points in measured)
+        every = np.unique([float(point.uploads) for points in measured for point in points])
         places = every[every <= self.end]
         if len(places) > MAX_PLACES:
             places = np.linspace(places[0], places[-1], MAX_PLACES)
         columns: list[list[Floats]] = [[], [], []]
-        for run in runs:
-            xs = [float(point.uploads) for point in run.points]
-            values = [(p.smoothed[metric], p.bytes_up / 1e6, p.bytes_down / 1e6) for p in run.points]
+        for points in measured:
+            xs = [float(point.uploads) for point in points]
+            values = [(p.smoothed[metric], p.bytes_up / 1e6, p.bytes_down / 1e6) for p in points]
             for column, ys in zip(columns, zip(*values, strict=True), strict=True):
                 column.append(np.interp(places, xs, ys))
         self.places = places
@@ -94,12 +96,10 @@ def against(
     mine: Sequence[Result], reference: Sequence[Result], name: str, metric: str, share: float = SHARE
 ) -> Against | None:
     """Compare two groups of runs; None if they have no seed in common, or the reference learned nothing."""
-    theirs = {_seed(run): run for run in reference if run.points}
-    pairs = {_seed(run): (run, theirs[_seed(run)]) for run in mine if run.points and _seed(run) in theirs}
-    seeds = sorted(pairs)
+    seeds = common_seeds(mine, reference, metric)
     if not seeds:
         return None
-    sides = [[pairs[seed][k] for seed in seeds] for k in (0, 1)]
+    sides = [[{seed_of(run): run for run in runs}[seed] for seed in seeds] for runs in (mine, reference)]
     ours, base = (_Curves(side, metric) for side in sides)
     count = len(seeds)
     weights = resamples(count)
@@ -138,8 +138,19 @@ def _direction(metric: str, goal: float | str | None) -> int:
     return {"accuracy": 1, "loss": -1}.get(metric, 0)
 
 
-def _seed(run: Result) -> int:
+def common_seeds(mine: Sequence[Result], theirs: Sequence[Result], metric: str) -> list[int]:
+    """The seeds with which runs on both sides measured a metric."""
+    sides = [{seed_of(run) for run in runs if _measured(run, metric)} for runs in (mine, theirs)]
+    return sorted(sides[0] & sides[1])
+
+
+def seed_of(run: Result) -> int:
+    """The seed of a run."""
     return int(run.summary.settings.get("seed", 0))
+
+
+def _measured(run: Result, metric: str) -> list[Point]:
+    return [point for point in run.points if metric in point.smoothed]
 
 
 def _crossing(run: Result, metric: str, level: float, sign: float) -> float | None:

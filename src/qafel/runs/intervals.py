@@ -16,7 +16,8 @@ Interval = tuple[float, float, float]
 
 def mean_interval(values: Sequence[float] | Floats) -> Interval:
     """The mean of one value per seed, with Student's interval."""
-    mean, count = float(np.mean(values)), len(values)
+    count = len(values)
+    mean = float(np.mean(values)) if count else math.nan
     if count < 2:
         return mean, math.nan, math.nan
     margin = student_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
@@ -25,6 +26,8 @@ def mean_interval(values: Sequence[float] | Floats) -> Interval:
 
 def ratio_interval(mine: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> Interval:
     """The mean of one value per seed over the mean of another, with a bootstrap interval over the seeds."""
+    if not len(mine):
+        return math.nan, math.nan, math.nan
     weights = resamples(len(mine))
     return spread(weights @ np.array(mine, float), weights @ np.array(theirs, float), len(mine))
 

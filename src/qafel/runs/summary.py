@@ -29,7 +29,7 @@ class Point(msgspec.Struct, frozen=True):
     """The mean over all updates so far."""
     in_flight: int
     residual: float
-    """‖x − x̂‖."""
+    """‖x − x̂‖; with ``lookahead``, the distance of x̂ from the point ahead of x."""
     buffer: int = 0
     """Updates in the buffer."""
     server_error: float | None = None

@@ -33,7 +33,7 @@ def surface(comparison: Comparison, path: str | Path | None = None) -> Any:
     axis.grid(visible=False)
     for j, y in enumerate(down):
         for i, x in enumerate(across):
-            text = _text(comparison, rows[y, x], compared)
+            text = _text(comparison, rows[y, x], values[j][i], compared)
             box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "boxstyle": "round,pad=0.2"}
             axis.text(i, j, text, ha="center", va="center", fontsize=8, bbox=box)
     for ticks, labels, name in (
@@ -55,10 +55,11 @@ def _value(comparison: Comparison, row: Row, compared: bool) -> float:
     return row.metrics.get(comparison.metric, (math.nan, math.nan))[0]
 
 
-def _text(comparison: Comparison, row: Row, compared: bool) -> str:
-    value = _value(comparison, row, compared)
+def _text(comparison: Comparison, row: Row, value: float, compared: bool) -> str:
+    lost = f"{row.diverged} of {row.runs} diverged"
     if not math.isfinite(value):
-        return "diverged" if row.diverged else "–"
+        return lost if row.diverged else "–"
+    more = f"\n{lost}" if row.diverged else ""
     if not compared or row.against is None:
-        return shown(comparison.metric, value)
-    return f"{value:.2f}×\n{row.against.fewer_up[0]:.0f}× up, {row.against.fewer_down[0]:.0f}× down"
+        return shown(comparison.metric, value) + more
+    return f"{value:.2f}×\n{row.against.fewer_up[0]:.0f}× up, {row.against.fewer_down[0]:.0f}× down{more}"
