@@ -63,7 +63,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The model's named tensors, for quantizers that use them."""
     lookahead: float = 0.0
     """How far ahead of x an increment aims: at x + λ·τ̄·(x − x before the step), with the buffer's mean
-    staleness τ̄. Updates that arrive later start from where x will be."""
+    staleness τ̄ (values are clipped to 30 times the median). Later updates start from where x will be."""
     server_optimizer: str | None = None
     """A spec of ``qafel.optimizers``, in place of ``server_rate`` and ``momentum``."""
 

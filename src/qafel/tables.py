@@ -82,7 +82,7 @@ def to_csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def records_to_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records as CSV, below the names of the first one."""
+    """Records as CSV, below the names of all their fields."""
     names = list(dict.fromkeys(name for record in records for name in record))
     return to_csv([names, *([record.get(name, "") for name in names] for record in records)])
 

@@ -70,9 +70,12 @@ def load(path: Path) -> dict[str, Vector]:
             deltas = {name: vectors.as_vector(saved[name], LAYOUT.size) for name in saved.files}
     except (ValueError, OSError, zipfile.BadZipFile) as error:
         raise ConfigError(f"cannot read deltas of the paper's CNN from {path}: {error}") from error
-    sides = {name.split("-")[0] for name in deltas if name.count("-") == 2}
-    if sides != {"client", "server"}:
-        raise ConfigError(f"{path} has no arrays named client-STAGE-UPLOADS and server-STAGE-UPLOADS")
+    sides = {name.split("-")[0] for name in deltas}
+    wrong = any(name.count("-") != 2 or not x.any() for name, x in deltas.items())
+    if wrong or sides != {"client", "server"}:
+        raise ConfigError(
+            f"{path} must have nonzero arrays, all named client-STAGE-UPLOADS or server-STAGE-UPLOADS"
+        )
     return deltas
 
 

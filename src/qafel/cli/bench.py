@@ -11,6 +11,7 @@ from qafel.cli import bench_tables as tables
 from qafel.cli import show
 from qafel.cli.quantizers import check_size
 from qafel.errors import ConfigError
+from qafel.extras import require
 from qafel.files import write, write_json
 from qafel.records import made_by, provenance
 from qafel.tables import Table
@@ -51,6 +52,8 @@ def codec(
     for d in size or ():
         check_size(d)
     _check_out(out)
+    if on and out:
+        require("the figure of bits against error", "figures")
     deltas = bench_rate.load(on) if on else {}
     chosen = [quantizer(spec).spec for spec in specs or bench_codec.SPECS]
     sizes = size or list(bench_codec.SIZES)

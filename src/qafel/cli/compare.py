@@ -115,7 +115,7 @@ def demo(
     out: Annotated[Path | None, Option(help="Folder for the runs; default: a new one in runs/.")] = None,
     json: show.Json = False,
 ) -> None:
-    """Compare QAFeL with FedBuff: 7,474 asynchronous clients, drawn faces, the paper's CNN, real frames.
+    """Compare QAFeL with FedBuff: 7,474 asynchronous clients, generated faces, the paper's CNN, real frames.
 
     Example: qafel demo --uploads 1000 --out runs/demo
     """
