@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dashboard,data,figures,torch,tensorboard,federation,notebook,dev]'
 	@touch $@
 
-demo: setup ## QAFeL beside FedBuff on drawn faces; ends with a table and a figure.
+demo: setup ## QAFeL beside FedBuff on generated faces; ends with a table and a figure.
 	$(BIN)/qafel demo
 
 federation-demo: setup ## A broker, a server and eight clients on this machine; one is killed, one joins late.
@@ -78,10 +78,10 @@ bench: setup ## Time codecs, simulator and federation against their yardsticks, 
 	$(BIN)/qafel bench memory --out results/bench-memory.json
 	$(BIN)/qafel bench federation --out results/bench-federation.json
 
-reproduce-quick: setup ## Every table and figure of the paper in miniature, on drawn faces; under 10 minutes.
+reproduce-quick: setup ## Every table and figure of the paper in miniature, on generated faces; under 10 minutes.
 	$(BIN)/qafel reproduce all --quick --seeds 1
 
-reproduce: setup ## Every table and figure of the paper; DATA=smiles32.npz for other data than drawn faces.
+reproduce: setup ## Every table and figure of the paper; DATA=smiles32.npz for other data than generated faces.
 	$(BIN)/qafel reproduce all $(if $(DATA),--data $(DATA))
 
 examples: setup ## Run every example in full, with the real data in the folder QAFEL_DATA; write results/examples.

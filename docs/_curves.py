@@ -39,7 +39,7 @@ def _train(job: qafel.Job, steps: int) -> tuple[list[float], list[float]]:
 
 
 def hidden_state() -> str:
-    """The same two-bit quantizer, on the difference to the hidden state and on the model itself."""
+    """The same three-bit quantizer, on the difference to the hidden state and on the model itself."""
     drawing = Drawing(760, 330, "A hidden state lets the error vanish; naive quantization repeats it")
     options = {"size": 2000, "buffer_size": 4, "client_quantizer": "qsgd:4,bucket=256,norm=max"}
     coarse = "qsgd:3,bucket=256,norm=max"
