@@ -10,7 +10,6 @@
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,15 +22,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from qafel.dashboard.federation import IDENTITY, Federation
 from qafel.dashboard.runs import Runs, readable
+from qafel.dashboard.single_file import PAGE, SCRIPTS, STYLE
 from qafel.errors import QafelError
 
-PAGE = Path(__file__).with_name("page")
-FILES = {
-    "style.css": "text/css",
-    "chart.js": "text/javascript",
-    "timeline.js": "text/javascript",
-    "app.js": "text/javascript",
-}
+FILES = {STYLE: "text/css", **dict.fromkeys(SCRIPTS, "text/javascript")}
 COOKIE = "qafel-token-{}"
 """The name of the cookie, by port: browsers send the cookies of a host to all of its ports."""
 MAX_DIGITS = 16

@@ -13,6 +13,8 @@ from qafel.errors import ConfigError
 from qafel.runs.events import EVENTS
 
 PAGE = Path(__file__).with_name("page")
+STYLE, SCRIPTS = "style.css", ("chart.js", "timeline.js", "app.js")
+"""The files of the page beside index.html."""
 
 
 def report(folders: Sequence[str | Path], out: str | Path) -> Path:
@@ -49,11 +51,11 @@ def report(folders: Sequence[str | Path], out: str | Path) -> Path:
 def _page(content: dict[str, Any]) -> str:
     """The page with its style, its scripts and its data inside."""
     text = (PAGE / "index.html").read_text(encoding="utf-8")
-    style = (PAGE / "style.css").read_text(encoding="utf-8")
+    style = (PAGE / STYLE).read_text(encoding="utf-8")
     data = msgspec.json.encode(content).decode().replace("<", "\\u003c")  # nothing in it ends the script
-    text = text.replace('<link rel="stylesheet" href="style.css">', f"<style>\n{style}</style>")
-    for name in ("chart.js", "timeline.js", "app.js"):
+    text = text.replace(f'<link rel="stylesheet" href="{STYLE}">', f"<style>\n{style}</style>")
+    for name in SCRIPTS:
         script = (PAGE / name).read_text(encoding="utf-8")
-        start = f'<script type="application/json" id="data">{data}</script>\n' if name == "chart.js" else ""
+        start = f'<script type="application/json" id="data">{data}</script>\n' if name == SCRIPTS[0] else ""
         text = text.replace(f'<script src="{name}"></script>', f"{start}<script>\n{script}</script>")
     return text

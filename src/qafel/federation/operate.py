@@ -94,13 +94,7 @@ async def _stored(connection: Connection, key: str) -> Any:
 
 def clients(name: str, broker: str, keys: str | Path | None = None) -> list[list[Any]]:
     """The table of clients, a few seconds old; see ``Monitor.store``."""
-    rows: list[list[Any]] | None = _run(
-        name,
-        broker,
-        Path(keys) if keys else None,
-        lambda one: _stored(one, "clients"),
-        roles=("operator", "observer"),
-    )
+    rows: list[list[Any]] | None = _table(name, broker, keys, "clients")
     if rows is None:
         raise ConfigError(f"the broker has no federation {name!r}, or its server has not saved a checkpoint")
     return rows
@@ -108,12 +102,12 @@ def clients(name: str, broker: str, keys: str | Path | None = None) -> list[list
 
 def points(name: str, broker: str, keys: str | Path | None = None) -> list[dict[str, Any]]:
     """The evaluations of a federation, as of a few seconds ago."""
-    roles = ("operator", "observer")
-    path = Path(keys) if keys else None
-    stored: list[dict[str, Any]] | None = _run(
-        name, broker, path, lambda one: _stored(one, "points"), roles=roles
-    )
-    return stored or []
+    return _table(name, broker, keys, "points") or []
+
+
+def _table(name: str, broker: str, keys: str | Path | None, table: str) -> Any:
+    path, roles = Path(keys) if keys else None, ("operator", "observer")
+    return _run(name, broker, path, lambda one: _stored(one, table), roles=roles)
 
 
 def decide(name: str, broker: str, decision: Stop | Change | Skip, keys: str | Path | None = None) -> int:
