@@ -131,6 +131,7 @@ def test_the_readmes_table_has_the_committed_numbers() -> None:
     fast = {row["quantizers"]: f"{row['ratio']:.1f}" for row in speeds if row["engine"] == "kernel"}
     text = (root / "README.md").read_text(encoding="utf-8")
     fast["none"] = "–"
+    assert f"| FedBuff, full precision | 1.00 | 1.0 | 1.0 | {fast['none (FedBuff)']} |" in text
     for name, row, quantizers in (
         ("FedBuff that looks ahead", rows["FedBuff, look-ahead"], "none"),
         ("4 bits each way, as in the paper", rows["affine:4"], "4-bit QSGD"),
@@ -154,6 +155,9 @@ def test_the_docs_table_of_five_tasks_has_the_committed_numbers() -> None:
             assert f"| {row['runs']} | {spread} | {up[0]:.0f}× | {down[0]:.0f}× |" in text
             assert uploads[2] < 1, "the page says so"
             ratios.append((uploads[0], up[0], down[0]))
+    others = [uploads for uploads, _, _ in ratios[1:]]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert f"needs {min(others):.2f} to {max(others):.2f} times FedBuff's uploads" in " ".join(readme.split())
     assert len(ratios) == len(frontier.TASKS) == 5
     mean = [sum(column) / len(ratios) for column in zip(*ratios, strict=True)]
     assert f"| mean |  | {mean[0]:.2f}× | {mean[1]:.0f}× | {mean[2]:.0f}× |" in text
