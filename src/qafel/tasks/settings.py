@@ -142,8 +142,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Server momentum, β; by default 0.3, and 0 beside a server optimizer."""
     lookahead: float | None = None
     """How far ahead of the model x increments aim, as a share of the updates' mean staleness; 0: at
-    x. By default 0.25 for qafel on models of 4,096 coordinates and more, and otherwise, as beside a
-    server optimizer, 0."""
+    x. By default 0.25 for qafel from 4,096 coordinates on; otherwise, or with a server optimizer, 0."""
     server_optimizer: str | None = None
     """``adam:rate=0.01``, or ``adagrad``, ``yogi``, ``sgd``: in place of server_rate and momentum."""
     staleness_weight: str | Callable[[int], float] | None = None
