@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from qafel.reproduce import figures
-from qafel.reproduce.study import Options, Study, commits, finish
+from qafel.reproduce.study import Options, Study, commits, finish, plus_minus
 from qafel.runs.result import Result
 from qafel.runs.summary import mean_std
 from qafel.sim import make_settings
@@ -45,7 +45,9 @@ class Row(msgspec.Struct, frozen=True):
 COLUMNS: Columns = {
     "clients": "{.clients:,}",
     "FedBuff: kB down per task": lambda row: f"{row.fedbuff[0]:.1f}",
-    "default: kB down per task": lambda row: f"{row.default[0]:.1f} ± {row.default[1]:.1f}",
+    "default: kB down per task": lambda row: (
+        plus_minus(row.default, 1) if row.default[1] else f"{row.default[0]:.1f}"
+    ),
     "times fewer": lambda row: f"{row.fewer:.2f}",
     "request, kB up per task": lambda row: f"{row.requests:.3f}",
 }
@@ -87,7 +89,7 @@ def catch_up(options: Options) -> Study:
         claims=[],
         numbers={"rows": rows, "commits of the runs": commits(outcomes.values())},
         figures=figures.lines(
-            folder / "catch-up", [("clients", "kB down per task", lines)], logarithmic=("xy",)
+            folder / "catch-up", [("clients", "kB down per task", lines)], logarithmic=("x",)
         ),
     )
 
