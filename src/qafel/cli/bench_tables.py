@@ -106,7 +106,7 @@ def federation(parts: Mapping[str, Mapping[str, Any]]) -> list[Table]:
         for part, name in (("updates", "updates"), ("synced", "updates, each synced to disk"))
         for kind, numbers in parts[part].items()
     }
-    loop = "uploads of 1,000 clients, each with receipt and next lease"
+    loop = f"uploads of {parts['loop']['clients']:,} clients, each with receipt and next lease"
     rows |= {
         loop if name == "loop" else name.replace("fan-out", "increments delivered,"): numbers
         for name, numbers in parts.items()
@@ -122,9 +122,7 @@ def federation(parts: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     }
     sizes = {"server": crowd["server_mb"], "broker": crowd["broker_mb"]}
     return [
-        Table.of(
-            "A second, beside the raw broker with the same bytes in the same rounds", RATES, rows.items()
-        ),
+        Table.of("Per second; the raw broker moves the same bytes in the same rounds", RATES, rows.items()),
         Table.of("Waiting, in milliseconds", WAITS, waits.items()),
         Table(
             f"Memory with {crowd['connected']:,} connected clients for {crowd['held_seconds']:.0f} s",
