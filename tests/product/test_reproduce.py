@@ -239,12 +239,17 @@ def test_a_claim_is_held_only_if_its_whole_interval_is() -> None:
 
 
 def test_intervals_cover_what_they_should() -> None:
-    rng, hits = np.random.default_rng(0), 0
+    rng, means, ratios = np.random.default_rng(0), 0, 0
     for _ in range(400):
-        value, low, high = mean_interval(list(rng.normal(3.0, 2.0, 5)))
+        value, low, high = mean_interval(rng.normal(3.0, 2.0, 3))
         assert low < value < high
-        hits += low <= 3.0 <= high
-    assert 370 <= hits <= 390 + 5
+        means += low <= 3.0 <= high
+        base = rng.normal(5.0, 0.5, 3)
+        value, low, high = ratio_interval(0.8 * base + rng.normal(0.0, 0.5, 3), base)
+        assert low < value < high
+        ratios += low <= 0.8 <= high
+    assert 370 <= means <= 395  # 95 % are 380
+    assert 370 <= ratios <= 395
     assert ratio_interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == (2.0, 2.0, 2.0)
     assert math.isnan(mean_interval([1.0])[1])
 

@@ -25,11 +25,16 @@ def mean_interval(values: Sequence[float] | Floats) -> Interval:
 
 
 def ratio_interval(mine: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> Interval:
-    """The mean of one value per seed over the mean of another, with a bootstrap interval over the seeds."""
+    """The mean of one value per seed over the mean of another, with Student's interval.
+
+    The interval is that of the mean of mine − ratio · theirs, over the mean of theirs.
+    """
     if not len(mine):
         return math.nan, math.nan, math.nan
-    weights = resamples(len(mine))
-    return spread(weights @ np.array(mine, float), weights @ np.array(theirs, float), len(mine))
+    base = np.array(theirs, float)
+    ratio = float(np.mean(mine) / base.mean())
+    _, low, high = mean_interval(np.array(mine, float) - ratio * base)
+    return ratio, ratio + low / float(base.mean()), ratio + high / float(base.mean())
 
 
 def resamples(count: int) -> Floats:
