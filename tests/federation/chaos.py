@@ -36,7 +36,7 @@ import chaos_losses
 import chaos_strangers
 from chaos_losses import Unavailable
 from chaos_parts import SIZE, plan
-from qafel.federation.state import warm_up
+from qafel.federation.server.state import warm_up
 from qafel.records import provenance
 
 Scenario = Callable[[Path], dict[str, Any]]

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from qafel.errors import FrameError
 from qafel.federation import Plan, Subjects
-from qafel.federation.checkpoints import Checkpoints
 from qafel.federation.entries import Upload
 from qafel.federation.keys import Key, read
 from qafel.federation.nats import Connection
-from qafel.federation.state import FederationState
+from qafel.federation.server.checkpoints import Checkpoints
+from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import owner
 from qafel.runs.folder import RunFolder
 

@@ -35,7 +35,7 @@ from qafel.federation import Broker, FederationClient, Plan, Subjects
 from qafel.federation.broker import configuration, free_port
 from qafel.federation.keys import Keys
 from qafel.federation.nats import Connection, retry
-from qafel.federation.state import FederationState
+from qafel.federation.server.state import FederationState
 from qafel.runs.tracker import model_digest
 from qafel.server import Stepped
 from qafel.streams import derive, generator

@@ -17,7 +17,7 @@ from qafel.errors import BrokerError, FrameError
 from qafel.federation import Broker, Subjects
 from qafel.federation.broker import free_port
 from qafel.federation.entries import TOKEN_BYTES, Upload
-from qafel.federation.leases import Answer, Ask, Lease
+from qafel.federation.messages import Answer, Ask, Lease
 from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest
 

@@ -14,15 +14,15 @@ import pytest
 from parties import SECRET, SIZE, Background, ended, link, plan, run, server, start, update, upload
 from qafel.errors import BrokerError, ConfigError, FrameError
 from qafel.federation import Broker, FederationServer, Report, join, objects
-from qafel.federation.checkpoints import Checkpoints, Record, replay
-from qafel.federation.client_folder import ClientFolder
+from qafel.federation.client.folder import ClientFolder
 from qafel.federation.entries import Upload, token
-from qafel.federation.leader import FencedKey, Leadership
-from qafel.federation.leases import Answer, Ask
+from qafel.federation.messages import Answer, Ask
 from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest
-from qafel.federation.state import FederationState
-from qafel.federation.streams import open_keys
+from qafel.federation.server.checkpoints import Checkpoints, Record, replay
+from qafel.federation.server.leader import FencedKey, Leadership
+from qafel.federation.server.state import FederationState
+from qafel.federation.server.streams import open_keys
 from qafel.federation.subjects import owner
 from qafel.federation.waiting import give_up
 from test_leases import World
@@ -129,7 +129,7 @@ def test_a_leader_renews_its_key_although_the_broker_fails_while_it_looks(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An acknowledgement is lost; the key is read to see whose it is; and then the broker does not answer."""
-    monkeypatch.setattr("qafel.federation.leader.RENEW", 0.05)
+    monkeypatch.setattr("qafel.federation.server.leader.RENEW", 0.05)
 
     async def work() -> None:
         async with await link(broker.url, "server") as one:
@@ -162,7 +162,7 @@ def test_a_long_start_is_no_standstill(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loading and saving a large state takes longer than a stuck server is waited for."""
-    monkeypatch.setattr("qafel.federation.leader.STUCK", 0.5)
+    monkeypatch.setattr("qafel.federation.server.leader.STUCK", 0.5)
     signs: list[float] = []
     alive, save = Leadership.alive, Checkpoints.save
 
@@ -263,7 +263,7 @@ class Slow:
             self.done.set()
             return events
 
-        patch.setattr("qafel.federation.processor.LARGE", 1)
+        patch.setattr("qafel.federation.server.processor.LARGE", 1)
         patch.setattr(FederationState, "take", slow)
 
 
@@ -341,7 +341,7 @@ def test_a_client_that_fills_its_share_of_the_log_does_not_make_the_server_save_
         saving.append(time.monotonic() - began)
 
     monkeypatch.setattr(Checkpoints, "save", slow)
-    monkeypatch.setattr("qafel.federation.streams.MAX_ENTRIES", 16)
+    monkeypatch.setattr("qafel.federation.server.streams.MAX_ENTRIES", 16)
     serving = server(plan(uploads=1 << 30, time_limit=8.0), broker.url, tmp_path / "server")
 
     async def flood() -> None:

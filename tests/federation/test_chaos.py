@@ -14,8 +14,8 @@ from nats.errors import ProtocolError
 
 from chaos_history import Seen, Told, check
 from chaos_parts import SIZE, Killed, plan, start
-from qafel.federation.state import FederationState
-from qafel.federation.streams import open_streams
+from qafel.federation.server.state import FederationState
+from qafel.federation.server.streams import open_streams
 from qafel.federation.subjects import Subjects
 from qafel.federation.transport import connection
 from qafel.runs.folder import RunFolder

@@ -17,8 +17,8 @@ import typer
 
 from qafel import cli
 from qafel.cli import federation, show
-from qafel.federation.monitoring import HELP
-from qafel.federation.state import CHANGEABLE
+from qafel.federation.plan import CHANGEABLE
+from qafel.federation.server.monitoring import HELP
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

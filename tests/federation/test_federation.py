@@ -28,10 +28,10 @@ from qafel import wire
 from qafel.config import Job
 from qafel.errors import ConfigError, StateError
 from qafel.federation import Broker, Plan, join
+from qafel.federation.messages import Welcome
 from qafel.federation.objects import Manifest
-from qafel.federation.plan import Welcome
-from qafel.federation.state import FederationState
-from qafel.federation.streams import open_keys
+from qafel.federation.server.state import FederationState
+from qafel.federation.server.streams import open_keys
 from qafel.server import Accepted, Server, Stepped
 from qafel.sim import Settings, Simulation
 

@@ -9,8 +9,9 @@ import pytest
 from qafel import vectors, wire
 from qafel.federation import Plan
 from qafel.federation.entries import Upload, token
-from qafel.federation.leases import Answer, Ask, Lease, LeaseDesk
-from qafel.federation.state import FederationState
+from qafel.federation.messages import Answer, Ask, Lease
+from qafel.federation.server.leases import LeaseDesk
+from qafel.federation.server.state import FederationState
 from qafel.server import Accepted, Stepped
 
 SIZE = 4

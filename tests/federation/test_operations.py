@@ -19,7 +19,7 @@ from qafel.federation import Broker, Plan, Subjects, operate
 from qafel.federation.broker import free_port
 from qafel.federation.entries import Change, Skip, Stop
 from qafel.federation.plan import read_plan
-from qafel.federation.state import FederationState
+from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import owner
 
 pytestmark = pytest.mark.slow

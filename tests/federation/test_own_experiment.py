@@ -14,7 +14,7 @@ from parties import Background, plan, server
 from qafel.client import assign
 from qafel.errors import ConfigError
 from qafel.federation import Broker, join
-from qafel.federation.trainer import check_allowed, parse_plan, plan_training
+from qafel.federation.client.trainer import check_allowed, parse_plan, plan_training
 
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
 

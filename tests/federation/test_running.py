@@ -20,10 +20,10 @@ from qafel.config import Job
 from qafel.errors import ConfigError, StateError
 from qafel.federation import Broker, Plan, Report, Subjects, join, serve, watch
 from qafel.federation.broker import free_port
-from qafel.federation.client_folder import ClientFolder
+from qafel.federation.client.folder import ClientFolder
 from qafel.federation.entries import Upload
 from qafel.federation.nats import Connection
-from qafel.federation.state import FederationState
+from qafel.federation.server.state import FederationState
 
 pytestmark = pytest.mark.slow
 

@@ -21,11 +21,11 @@ from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError
 from qafel.federation import Broker, Plan, join
 from qafel.federation.broker import configuration
+from qafel.federation.client.trainer import check_allowed, parse_plan, plan_training
 from qafel.federation.keys import Keys
-from qafel.federation.leases import Ask
+from qafel.federation.messages import Ask
 from qafel.federation.objects import Manifest
-from qafel.federation.state import FederationState
-from qafel.federation.trainer import check_allowed, parse_plan, plan_training
+from qafel.federation.server.state import FederationState
 from qafel.server import Accepted, Dropped, Server
 from qafel.sim import Settings, Simulation
 from qafel.wire import Rejected

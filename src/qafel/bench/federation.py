@@ -47,9 +47,9 @@ from qafel.bench.memory import kilobytes
 from qafel.config import DEFAULT_QUANTIZER, SERVER_QUANTIZER
 from qafel.errors import QafelWarning
 from qafel.federation import Broker, Subjects
-from qafel.federation.increments import Increments
 from qafel.federation.nats import Connection
-from qafel.federation.streams import open_keys
+from qafel.federation.server.increments import Increments
+from qafel.federation.server.streams import open_keys
 from qafel.quantizers import quantizer
 from qafel.server import Server
 from qafel.streams import derive, generator

@@ -13,9 +13,9 @@ from qafel import vectors, wire
 from qafel.config import Job
 from qafel.federation import Plan, Subjects, serve
 from qafel.federation.entries import Upload, token
-from qafel.federation.leases import Answer, Ask, Lease
+from qafel.federation.messages import Answer, Ask, Lease
 from qafel.federation.nats import Connection
-from qafel.federation.reader import LogReader
+from qafel.federation.server.reader import LogReader
 from qafel.streams import derive, generator
 
 SIZE = 29_282

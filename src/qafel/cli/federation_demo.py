@@ -17,7 +17,7 @@ from qafel.client import Task
 from qafel.config import Job
 from qafel.errors import QafelError
 from qafel.federation import Broker, Joined, Plan, join, serve, watch
-from qafel.federation.trainer import plan_training
+from qafel.federation.client.trainer import plan_training
 from qafel.files import write_json
 from qafel.runs.result import Result, load
 from qafel.vectors import Vector

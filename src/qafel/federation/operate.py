@@ -11,8 +11,7 @@ from qafel.errors import BrokerError, ConfigError
 from qafel.federation.entries import Change, Decision, Skip, Stop
 from qafel.federation.keys import Key, read
 from qafel.federation.nats import Connection
-from qafel.federation.plan import Plan
-from qafel.federation.state import change
+from qafel.federation.plan import Plan, change
 from qafel.federation.subjects import Subjects
 from qafel.federation.waiting import Loop, complete
 

@@ -1,20 +1,30 @@
-"""The plan of a federation (``JOB.toml``): what is learned and how, and which clients train when.
-
-``Welcome`` is what a client reads first: the job, and the plan.
-"""
+"""The plan of a federation (``JOB.toml``): what is learned and how, and which clients train when."""
 
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
-from qafel import wire
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FormatError, FrameError
+from qafel.federation.entries import Change
+from qafel.federation.messages import Welcome
 from qafel.federation.nats import Connection, retry
 from qafel.federation.subjects import Subjects
 from qafel.tasks.settings import Learning
-from qafel.tasks.values import read_file
+from qafel.tasks.values import checked, read_file
+
+CHANGEABLE = (
+    "uploads",
+    "target",
+    "byte_budget",
+    "time_limit",
+    "max_norm",
+    "concurrency",
+    "rest_seconds",
+    "lease_seconds",
+)
+"""The settings that an operator may change while a federation runs."""
 
 
 class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,15 +70,15 @@ def read_plan(path: Path | None, changes: Iterable[str] = ()) -> Plan:
     return read_file(Plan, path, changes)
 
 
-class Welcome(wire.Sealed, frozen=True):
-    """What a client needs before its first snapshot. Its format is that of the whole federation."""
-
-    MAGIC: ClassVar[bytes] = b"QT"
-    FORMAT: ClassVar[int] = 3
-
-    job: bytes
-    plan: str
-    """The server's plan as TOML."""
+def change(plan: Plan, decision: Change) -> Plan:
+    """The plan with changed settings; ConfigError if one cannot be changed, or has a wrong value."""
+    for name in decision.values:
+        if name not in CHANGEABLE:
+            raise ConfigError(
+                f"{name} cannot be changed while a federation runs; {', '.join(CHANGEABLE)} can"
+            )
+    known = {name: value for name, value in plan.values().items() if value is not None}
+    return checked(Plan, {**known, **decision.values}, "the change")
 
 
 async def read_welcome(connection: Connection, notice: Callable[[BrokerError], None]) -> Welcome:

@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable
 
 from qafel.errors import BrokerError, FrameError, QafelError
 from qafel.federation import objects
-from qafel.federation.checkpoints import Checkpoints, Record
 from qafel.federation.entries import Upload
-from qafel.federation.increments import Increments
-from qafel.federation.leases import LeaseDesk
-from qafel.federation.monitoring import Monitor, Notice
-from qafel.federation.nats import Connection
+from qafel.federation.nats import Connection, Notice
 from qafel.federation.objects import Manifest, is_manifest
-from qafel.federation.state import FederationState
+from qafel.federation.server.checkpoints import Checkpoints, Record
+from qafel.federation.server.increments import Increments
+from qafel.federation.server.leases import LeaseDesk
+from qafel.federation.server.monitoring import Monitor
+from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import is_decision, owner
 from qafel.federation.transport import Message
 from qafel.federation.waiting import in_thread

@@ -20,13 +20,12 @@ from qafel import wire
 from qafel.config import Job
 from qafel.errors import FormatError, FrameError, QafelError, StateError
 from qafel.federation import objects
-from qafel.federation.increments import Increments
-from qafel.federation.leader import FencedKey
-from qafel.federation.monitoring import Notice
-from qafel.federation.nats import Connection
+from qafel.federation.nats import Connection, Notice
 from qafel.federation.objects import Manifest
 from qafel.federation.plan import Plan
-from qafel.federation.state import FederationState
+from qafel.federation.server.increments import Increments
+from qafel.federation.server.leader import FencedKey
+from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import is_decision, owner
 from qafel.federation.waiting import in_thread
 from qafel.runs.folder import RunFolder

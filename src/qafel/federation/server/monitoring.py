@@ -15,14 +15,12 @@ from typing import Any
 import msgspec
 
 from qafel.errors import BrokerError
-from qafel.federation.leases import LeaseDesk
-from qafel.federation.nats import Connection
-from qafel.federation.state import FederationState
+from qafel.federation.nats import Connection, Notice
+from qafel.federation.server.leases import LeaseDesk
+from qafel.federation.server.state import FederationState
 from qafel.server import Accepted, Dropped, Event, Stepped
 from qafel.wire import Rejected
 
-Notice = Callable[..., None]
-"""Called with the name of an event and its fields; level="task" marks what happens for every task."""
 Labels = tuple[tuple[str, str], ...]
 BUCKETS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 HELP = {

@@ -21,13 +21,11 @@ from qafel.client import Trainer, assign
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FrameError
 from qafel.federation import objects
-from qafel.federation.client_folder import ClientFolder
-from qafel.federation.entries import Report, Upload
-from qafel.federation.follower import Follower
-from qafel.federation.leases import Answer, Ask, Done, Lease
-from qafel.federation.monitoring import Notice
-from qafel.federation.nats import Connection, retry
-from qafel.federation.streams import UPLOAD_OVERHEAD
+from qafel.federation.client.folder import ClientFolder
+from qafel.federation.client.follower import Follower
+from qafel.federation.entries import UPLOAD_OVERHEAD, Report, Upload
+from qafel.federation.messages import Answer, Ask, Done, Lease
+from qafel.federation.nats import Connection, Notice, quiet, retry
 from qafel.federation.transport import NO_SPACE
 from qafel.federation.waiting import give_up
 from qafel.vectors import Vector
@@ -55,7 +53,7 @@ class FederationClient:
         samples: int = 0,
         broadcast: bool = True,
         state: Path | None = None,
-        notice: Notice = lambda event, **fields: None,  # noqa: ARG005
+        notice: Notice = quiet,
     ) -> None:
         self._connection, self._trainer, self._notice = connection, trainer, notice
         self._files = ClientFolder(state, notice)

@@ -7,14 +7,14 @@ keeps what came after the newest snapshot, and the increments that are cheaper t
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import ClassVar
 
 from qafel import wire
 from qafel.errors import FencedError, FormatError, FrameError, StateError
 from qafel.federation import objects
-from qafel.federation.leader import FencedKey
+from qafel.federation.messages import SnapshotPointer
 from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest, is_manifest
+from qafel.federation.server.leader import FencedKey
 from qafel.federation.transport import Message
 from qafel.server import Server
 from qafel.wire import Increment
@@ -24,25 +24,6 @@ SNAPSHOT_EVERY = 0.25
 """The cost of increments, in models, after which a snapshot is written."""
 TRIM = 16
 """The stream is trimmed when this many increments can go."""
-
-
-class SnapshotPointer(wire.Sealed, frozen=True):
-    """The newest snapshot: its version, its digest, its frame, and the increments that lead to it."""
-
-    MAGIC: ClassVar[bytes] = b"QN"
-    FORMAT: ClassVar[int] = 3
-
-    version: wire.Count
-    digest: wire.Word
-    manifest: Manifest
-    sizes: list[int]
-    """The lengths of the increments that can be replayed, the last of them that of ``version``."""
-
-    @property
-    def increments(self) -> dict[int, int]:
-        """The length of each increment that can be replayed, by version."""
-        first = self.version - len(self.sizes) + 1
-        return dict(enumerate(self.sizes, first))
 
 
 class Increments:

@@ -10,10 +10,8 @@ from typing import Any
 from qafel.client import Advanced, Client, Drifted, Ignored, Missed
 from qafel.errors import FrameError
 from qafel.federation import objects
-from qafel.federation.increments import SnapshotPointer
-from qafel.federation.leader import TERM_BYTES
-from qafel.federation.monitoring import Notice
-from qafel.federation.nats import Connection, retry
+from qafel.federation.messages import TERM_BYTES, SnapshotPointer
+from qafel.federation.nats import Connection, Notice, retry
 from qafel.federation.objects import PIECE_TIMEOUT, Manifest, frame_size, is_manifest
 from qafel.hidden import catch_up
 from qafel.wire import Rejected

@@ -13,82 +13,16 @@ So a place is free, or a task is in flight that will be decided or expire: the t
 client asks. Leases decide who is asked to train, never which update is accepted; that follows from the log.
 """
 
-from typing import Annotated, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from qafel import wire
 from qafel.federation.entries import TOKEN_BYTES, token
-from qafel.federation.state import Decided, FederationState
+from qafel.federation.messages import WAIT_SECONDS, Answer, Ask, Lease
+from qafel.federation.server.state import FederationState
 
-SESSION_BYTES = 16
 PING_SECONDS = 3.0
 """If a client's process does not answer for this many seconds, another process may run as this client."""
-WAIT_SECONDS = 5.0
-Session = Annotated[bytes, msgspec.Meta(min_length=SESSION_BYTES, max_length=SESSION_BYTES)]
-
-
-class Ask(wire.Sealed, frozen=True):
-    """A client asks what became of its last task, and for a lease if it ``wants`` one."""
-
-    MAGIC: ClassVar[bytes] = b"QA"
-
-    session: Session
-    """The process that runs this client."""
-    task: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 40)] = -1
-    """The task whose upload waits for its receipt; −1: none."""
-    sequence: Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)] = 0
-    """The number that the broker gave to that upload; 0: none yet."""
-    wants: bool = True
-    resyncs: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
-    """How often the client had to drop its hidden state since it asked last."""
-    busy: bool = False
-    """The client trains or sends: this is a sign of life and asks for nothing."""
-
-
-class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """Train ``task`` from ``version`` or a later one."""
-
-    task: int
-    version: int
-    token: bytes
-    evaluate: bool = False
-    """Also evaluate x̂ on the held-out samples of the client."""
-
-
-class Answer(wire.Sealed, frozen=True):
-    """What became of a client's newest decided task, and what to do next."""
-
-    MAGIC: ClassVar[bytes] = b"QR"
-
-    session: bytes
-    """The process that is meant; empty: the server does not know it yet."""
-    task: int
-    """The newest decided task; −1: none."""
-    reason: str
-    """Empty: it was counted; otherwise why it was rejected."""
-    frame: int
-    """The fingerprint of its frame."""
-    again: int = -1
-    """The number of an upload that the client asked about and that is not in the log: send it again."""
-    lease: Lease | None = None
-    wait: float = WAIT_SECONDS
-    """Ask again after this many seconds; 0: at once."""
-    ended: str | None = None
-    """Why the training has ended."""
-    refused: str | None = None
-    """Why this process must not go on."""
-    unknown: bytes = b""
-    """A token that the client sent but this server never issued: the upload with it is never accepted."""
-
-
-class Done(wire.Sealed, frozen=True):
-    """The training has ended: why, and what became of the newest task of each client."""
-
-    MAGIC: ClassVar[bytes] = b"QE"
-
-    reason: str
-    decided: dict[int, Decided]
 
 
 class _Held(NamedTuple):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from qafel.errors import BrokerError, ConfigError, FencedError, QafelError, StateError
+from qafel.federation.messages import TERM_BYTES
 from qafel.federation.nats import Connection
 
 LEASE = 8.0
@@ -21,7 +22,6 @@ RENEW = 1.0
 STUCK = 120.0
 """A server whose work has not moved for this many seconds no longer renews its key."""
 LAST = "Nats-Expected-Last-Subject-Sequence"
-TERM_BYTES = 8
 
 
 class FencedKey:

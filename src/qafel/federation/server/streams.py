@@ -10,15 +10,14 @@ from typing import Any
 
 from qafel import wire
 from qafel.errors import StateError
+from qafel.federation.entries import UPLOAD_OVERHEAD
 from qafel.federation.nats import Connection
 from qafel.federation.objects import piece_size
-from qafel.federation.state import FederationState
+from qafel.federation.server.state import FederationState
 from qafel.runs.folder import RunFolder
 
 LOG_BYTES, MIN_ENTRIES, MAX_ENTRIES = 1 << 22, 16, 1024
 """The log holds about LOG_BYTES of each client, but not fewer than MIN_ENTRIES nor more than MAX_ENTRIES."""
-UPLOAD_OVERHEAD = 4096
-"""An entry of the log is at most this much longer than its frame."""
 KEYS_BYTES = 1 << 25
 PER_CLIENT = {"discard": "new", "discard_new_per_subject": True}
 

@@ -22,38 +22,17 @@ from qafel.client import Client
 from qafel.config import Job
 from qafel.errors import ConfigError, DivergenceError, FrameError, QafelError, QafelWarning, StateError
 from qafel.federation.entries import KEY_BYTES, Change, Decision, Report, Skip, Stop, Upload, is_token
-from qafel.federation.plan import Plan
-from qafel.federation.reports import combined, remember
+from qafel.federation.messages import Decided
+from qafel.federation.plan import Plan, change
+from qafel.federation.server.reports import combined, remember
 from qafel.runs.tracker import Totals, Tracker
 from qafel.server import Accepted, Event, Server
 from qafel.tasks.target import parse_target
-from qafel.tasks.values import checked
 from qafel.vectors import Vector
 from qafel.wire import Rejected, Update
 
 WINDOW = 10
 """Norms of the last 10·K updates decide what is too large."""
-CHANGEABLE = (
-    "uploads",
-    "target",
-    "byte_budget",
-    "time_limit",
-    "max_norm",
-    "concurrency",
-    "rest_seconds",
-    "lease_seconds",
-)
-"""The settings that an operator may change while a federation runs."""
-
-
-class Decided(msgspec.Struct, frozen=True, array_like=True):
-    """What became of the newest decided task of a client."""
-
-    task: int = -1
-    reason: str = ""
-    """Empty: it was counted; otherwise why it was rejected."""
-    frame: int = 0
-    """The fingerprint of its frame."""
 
 
 class _Saved(wire.Sealed, frozen=True):
@@ -286,17 +265,6 @@ class FederationState:
             state._use(change(plan, Change(saved.changes)))
         state.tracker.totals = saved.totals
         return state
-
-
-def change(plan: Plan, decision: Change) -> Plan:
-    """The plan with changed settings; ConfigError if one cannot be changed, or has a wrong value."""
-    for name in decision.values:
-        if name not in CHANGEABLE:
-            raise ConfigError(
-                f"{name} cannot be changed while a federation runs; {', '.join(CHANGEABLE)} can"
-            )
-    known = {name: value for name, value in plan.values().items() if value is not None}
-    return checked(Plan, {**known, **decision.values}, "the change")
 
 
 def _of_the_log(plan: Plan) -> Plan:

@@ -14,18 +14,19 @@ from collections.abc import Callable
 
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FencedError, FrameError, StateError
-from qafel.federation.checkpoints import Checkpoints, Record, load_state
 from qafel.federation.entries import Decision, Stop
-from qafel.federation.increments import Increments
-from qafel.federation.leader import Leadership
-from qafel.federation.leases import Ask, Done, LeaseDesk
-from qafel.federation.monitoring import Metrics, Monitor, Notice
-from qafel.federation.nats import Connection
+from qafel.federation.messages import Ask, Done
+from qafel.federation.nats import Connection, Notice, quiet
 from qafel.federation.plan import Plan, write_welcome
-from qafel.federation.processor import Processor, patiently
-from qafel.federation.reader import LogReader, Requests, find_skips
-from qafel.federation.state import FederationState, warm_up
-from qafel.federation.streams import max_entries, open_keys, open_log, open_streams, remove_finished
+from qafel.federation.server.checkpoints import Checkpoints, Record, load_state
+from qafel.federation.server.increments import Increments
+from qafel.federation.server.leader import Leadership
+from qafel.federation.server.leases import LeaseDesk
+from qafel.federation.server.monitoring import Metrics, Monitor
+from qafel.federation.server.processor import Processor, patiently
+from qafel.federation.server.reader import LogReader, Requests, find_skips
+from qafel.federation.server.state import FederationState, warm_up
+from qafel.federation.server.streams import max_entries, open_keys, open_log, open_streams, remove_finished
 from qafel.federation.subjects import owner
 from qafel.federation.transport import CLOSED, NO_SPACE, Message
 from qafel.federation.waiting import give_up, in_thread, unless
@@ -58,7 +59,7 @@ class FederationServer:
         evaluate: Evaluate | None = None,
         standby: bool = False,
         key: bytes | None = None,
-        notice: Notice = lambda event, **fields: None,  # noqa: ARG005
+        notice: Notice = quiet,
         at: Callable[[str], None] = lambda step: None,  # noqa: ARG005
     ) -> None:
         self.plan, self.job, self.folder, self.metrics = plan, job, folder, Metrics()

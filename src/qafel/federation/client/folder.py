@@ -16,8 +16,8 @@ from qafel.client import Client
 from qafel.config import Job
 from qafel.errors import ConfigError, FrameError, StateError
 from qafel.federation.entries import Upload
-from qafel.federation.leases import SESSION_BYTES
-from qafel.federation.monitoring import Notice
+from qafel.federation.messages import SESSION_BYTES
+from qafel.federation.nats import Notice
 
 
 class _Kept(wire.Sealed, frozen=True):
