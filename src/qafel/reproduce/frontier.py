@@ -44,19 +44,19 @@ SMILES: dict[str, Any] = {"model": "cnn", "held_out": 0.1, "evaluate_every": 100
 TASKS = {
     "SMILEs": Task(
         "smiles32.npz",
-        range(10, 20),
+        range(10, 30),
         {**FEDBUFF, **DEFAULT, **AFFINE, **AHEAD},
         {**SMILES, "uploads": 6000},
     ),
     "SMILEs, label skew": Task(
         "smiles32.npz",
-        range(10, 20),
+        range(10, 30),
         {**FEDBUFF, **DEFAULT, **AFFINE},
         {**SMILES, "uploads": 8000, "partition": "skewed:0.5"},
     ),
     "CIFAR-10": Task(
         "cifar10.npz",
-        range(10),
+        range(20),
         {**FEDBUFF, **DEFAULT},
         {
             "model": "cnn",
@@ -69,7 +69,7 @@ TASKS = {
     ),
     "Shakespeare": Task(
         "shakespeare.txt",
-        range(10),
+        range(20),
         {**FEDBUFF, **DEFAULT},
         {
             "model": "lstm",
@@ -83,7 +83,7 @@ TASKS = {
     ),
     "digits": Task(
         "digits",
-        range(20),
+        range(40),
         {**FEDBUFF, **DEFAULT},
         {
             "model": "mlp",
