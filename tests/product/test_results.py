@@ -106,9 +106,15 @@ def test_qafel_compare_groups_the_seeds_of_run_folders_by_itself(
 
 
 @pytest.mark.parametrize("partition", ["celeba", "skewed:0.5"])
-def test_seeds_that_deal_another_number_of_clients_are_one_configuration(partition: str) -> None:
+def test_seeds_that_deal_another_number_of_clients_are_one_configuration(
+    partition: str, tmp_path: Path
+) -> None:
     small = {**EXPERIMENT, "partition": partition, "clients": None, "uploads": 20}
-    drawn = [simulate(**small, seed=seed) for seed in range(2)]
+    drawn = [simulate(**small, seed=seed, out=tmp_path / str(seed)) for seed in range(2)]
+    for seed, run in enumerate(drawn):
+        config = (tmp_path / str(seed) / "config.toml").read_text(encoding="utf-8")
+        assert f"\n# clients = {run.summary.clients}, drawn with the seed\n" in config
+        assert "\nclients" not in config
     chosen = [simulate(**small | {"clients": count}) for count in (40, 50)]
     assert drawn[0].summary.clients != drawn[1].summary.clients
     rows = compare([*drawn, *chosen]).rows

@@ -137,7 +137,8 @@ def run(
     need_extras(chosen, saved=out is not None)
     learner = chosen.learner()
     settings = chosen.resolved(learner, arrivals=chosen.arrival_process)
-    folder = None if out is None else RunFolder.create(out, header(chosen) + settings.to_toml())
+    drawn = "" if settings.clients else f"# clients = {learner.clients}, drawn with the seed\n"
+    folder = None if out is None else RunFolder.create(out, header(chosen) + drawn + settings.to_toml())
     try:
         options = _options(workers, callbacks, progress, checkpoint_seconds)
         options |= {"folder": folder, "layout": learner.layout, "events": events}
