@@ -157,14 +157,14 @@ def rate_distortion() -> str:
         "topk": (6.6, 0.5),
     }
     for (name, specs), color in zip(families.items(), COLORS, strict=True):
-        found = []
+        points = []
         for spec in specs:
             quantizer = qafel.quantizer(spec)
             data = quantizer.encode(v, 0)
             error = float(np.square(quantizer.decode(data, size) - v).sum() / np.square(v).sum())
-            found.append((8 * len(data) / size, error))
-        axes.curve([b for b, _ in found], [e for _, e in found], color=color)
-        for b, e in found:
+            points.append((8 * len(data) / size, error))
+        axes.curve([b for b, _ in points], [e for _, e in points], color=color)
+        for b, e in points:
             drawing.dot(*axes.at(b, e), color=color, radius=3.5)
         axes.name(*places[name], name, color=color)
     return drawing.svg()

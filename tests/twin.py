@@ -153,9 +153,9 @@ STEP_OF_BITS = tuple(zip(BITS, STEPS, strict=True))
 
 def step_of_bits(bits: float) -> float:
     """Linear interpolation in the table, constant beyond its ends."""
-    for (least, high), (most, low) in itertools.pairwise(STEP_OF_BITS):
-        if bits < most:
-            return high + min(max((bits - least) / (most - least), 0.0), 1.0) * (low - high)
+    for (min_bits, high), (max_bits, low) in itertools.pairwise(STEP_OF_BITS):
+        if bits < max_bits:
+            return high + min(max((bits - min_bits) / (max_bits - min_bits), 0.0), 1.0) * (low - high)
     return STEP_OF_BITS[-1][1]
 
 

@@ -137,30 +137,18 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class IncrementLog:
     """The newest increments, as many as cost no more bytes than a snapshot."""
 
-    def __init__(self, entries: Iterable[Entry] = (), snapshot_bytes: int = 0) -> None:
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self.entries = deque(entries)
-        self.snapshot_bytes = snapshot_bytes
 
     @property
     def sizes(self) -> dict[int, int]:
         """The length of each increment's frame, by version."""
         return {entry.version: len(entry.frame) for entry in self.entries}
 
-    @property
-    def cost(self) -> int:
-        """Bytes of all increments in the log."""
-        return sum(len(entry.frame) for entry in self.entries)
-
     def append(self, increment: Increment, frame: bytes, snapshot_bytes: int) -> None:
         """Add the newest increment; drop the oldest while replaying the log costs more than a snapshot."""
-        self.snapshot_bytes = snapshot_bytes
         if increment.replaces:
             self.entries.clear()
         self.entries.append(Entry(increment.version, increment.digest, increment.replaces, frame))
-        while self.cost > self.snapshot_bytes:
+        while sum(self.sizes.values()) > snapshot_bytes:
             self.entries.popleft()
-
-    @property
-    def c_max(self) -> int:
-        """C_max: how many increments of the mean size cost one snapshot."""
-        return self.snapshot_bytes * len(self.entries) // self.cost if self.entries else 0

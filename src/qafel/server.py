@@ -132,7 +132,8 @@ class Server:
         self.rejections: Counter[str] = Counter()
         self._weight = named_weight(job.staleness_weight) if weight is None else weight
         self._growth = 0.0
-        self._diverged: str | None = None
+        self.diverged: str | None = None
+        """Why the server has stopped, or None; one that has stopped has no state to save."""
         self._job_id, self._replaces = job.id, job.replaces
         self.frame_limit = self.client_quantizer.max_bytes(job.size) + wire.MAX_OVERHEAD
         """The length that no valid update exceeds."""
@@ -149,11 +150,6 @@ class Server:
     def version(self) -> int:
         """t: the number of steps taken."""
         return self.hidden.version
-
-    @property
-    def diverged(self) -> str | None:
-        """Why the server has stopped, or None; one that has stopped has no state to save."""
-        return self._diverged
 
     def receive(self, frame: bytes, sender: int | None = None) -> list[Event]:
         """Process a client's frame; ``sender``, if given, is the client that the frame must name."""
@@ -280,13 +276,13 @@ class Server:
             )
 
     def _diverge(self, message: str) -> NoReturn:
-        self._diverged = message
+        self.diverged = message
         raise DivergenceError(message)
 
     def _refuse_if_diverged(self) -> None:
-        if self._diverged is not None:
+        if self.diverged is not None:
             raise DivergenceError(
-                f"{self._diverged} (this server has stopped; continue from a state saved before)"
+                f"{self.diverged} (this server has stopped; continue from a state saved before)"
             )
 
     def _reject(self, reason: str, detail: str, update: Update | None = None) -> Rejected:
@@ -343,7 +339,7 @@ class Server:
             )
         server.aggregator.restore(saved.aggregator)
         server.seen = SeenTasks(saved.seen)
-        server.log = IncrementLog(saved.log, server.hidden.snapshot_bytes(job.id))
+        server.log = IncrementLog(saved.log)
         server.rejections = Counter(saved.rejections)
         server.accepted, server._growth = saved.accepted, saved.growth
         server._staleness = saved.staleness

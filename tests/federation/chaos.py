@@ -68,10 +68,10 @@ def run(name: str, scenario: Scenario) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="qafel-chaos-", ignore_cleanup_errors=True) as folder:
         try:
-            found = scenario(Path(folder))
+            outcome = scenario(Path(folder))
         except Unavailable as error:
-            found = {"faults": {}, "skipped": str(error), "held": True}
-    return {"scenario": name, **found, "seconds": round(time.monotonic() - began, 1)}
+            outcome = {"faults": {}, "skipped": str(error), "held": True}
+    return {"scenario": name, **outcome, "seconds": round(time.monotonic() - began, 1)}
 
 
 def main() -> None:

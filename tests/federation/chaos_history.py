@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from qafel.errors import FrameError
 from qafel.federation import Plan, Subjects
+from qafel.federation.connection import Connection
 from qafel.federation.entries import Upload
 from qafel.federation.keys import Key, read
-from qafel.federation.nats import Connection
 from qafel.federation.server.checkpoints import Checkpoints
 from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import owner
@@ -42,15 +42,15 @@ class History:
 
 def events(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """The events of a history; of one kind, or all. The last line may be cut off."""
-    found = []
+    kept = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             event = json.loads(line)
         except ValueError:
             continue
         if kind in (None, event["event"]):
-            found.append(event)
-    return found
+            kept.append(event)
+    return kept
 
 
 class Seen(NamedTuple):

@@ -32,9 +32,9 @@ from qafel.client import Advanced
 from qafel.config import Job
 from qafel.errors import QafelError
 from qafel.federation import Broker, FederationClient, Plan, Subjects
-from qafel.federation.broker import configuration, free_port
+from qafel.federation.broker import free_port
+from qafel.federation.connection import Connection, retry
 from qafel.federation.keys import Keys
-from qafel.federation.nats import Connection, retry
 from qafel.federation.server.state import FederationState
 from qafel.runs.tracker import model_digest
 from qafel.server import Stepped
@@ -57,19 +57,19 @@ Entry = tuple[int, bytes]
 def updates(job: Job, count: int) -> list[Entry]:
     """``count`` uploads in order, and here and there one that is damaged or repeated."""
     quantizer = job.quantizers()[0]
-    found: list[Entry] = []
+    uploads: list[Entry] = []
     for k in range(count):
         client, task = k % CLIENTS, k // CLIENTS
         delta = generator(1, "delta", k).standard_normal(SIZE, dtype=np.float32) * np.float32(0.01)
         payload = quantizer.encode(delta, derive(job.seed, "chaos", k))
         version = max(0, k // BUFFER - k % 3)
         data = upload(client, wire.encode(wire.Update(job.id, client, task, version, payload)))
-        found.append((client, data))
+        uploads.append((client, data))
         if k % 10 == 5:
-            found.append((client, data[:-1] + bytes([data[-1] ^ 1])))
+            uploads.append((client, data[:-1] + bytes([data[-1] ^ 1])))
         if k % 15 == 7:
-            found.append(found[k // 2])
-    return found
+            uploads.append(uploads[k // 2])
+    return uploads
 
 
 def untouched(job: Job, chosen: Plan, uploads: list[Entry]) -> tuple[FederationState, dict[int, bytes]]:
@@ -128,13 +128,13 @@ def _run_listener(url: str, until: int, answer: Path, job: Job, client: int) -> 
 
 async def _stored_increments(url: str, last: int) -> dict[int, bytes]:
     """The increments that the broker still has."""
-    found = {}
+    stored = {}
     async with await link(url, "chaos") as one:
         for version in range(1, last + 1):
             message = await one.get(one.subjects.increments, version)
             if message is not None:
-                found[version] = message.data
-    return found
+                stored[version] = message.data
+    return stored
 
 
 class _Ordered:
@@ -194,7 +194,7 @@ def ordered(folder: Path, kills: int) -> dict[str, Any]:
         for process in (server, listener, one.publisher):
             process.kill()
             process.join()
-        found = asyncio.run(_stored_increments(broker.url, state.server.version))
+        stored = asyncio.run(_stored_increments(broker.url, state.server.version))
     summary = summary_of(folder / "server")
     path = folder / "listener"
     end, heard = json.loads(path.read_bytes()) if path.exists() else ("", {})
@@ -203,7 +203,7 @@ def ordered(folder: Path, kills: int) -> dict[str, Any]:
     facts = {
         "x and x̂ as untouched": summary.get("digest") == model_digest(state.server),
         "increments as untouched": bool(heard)
-        and all(increments[v] == data for v, data in found.items())
+        and all(increments[v] == data for v, data in stored.items())
         and all(marks[v] == mark for v, mark in heard.items()),
         "listener's x̂ as untouched": end == f"{state.server.version} {state.server.hidden.digest:016x}",
     }
@@ -214,7 +214,7 @@ def ordered(folder: Path, kills: int) -> dict[str, Any]:
         "twice": max(0, accepted - count),
         "stuck": stuck,
         "ended before it was killed": one.early,
-        "increments compared": len(heard.keys() | {str(version) for version in found}),
+        "increments compared": len(heard.keys() | {str(version) for version in stored}),
         **facts,
         "held": all(facts.values()) and accepted == count and not stuck and not one.early,
     }
@@ -253,9 +253,9 @@ class Node(Broker):
     def __init__(self, folder: Path, number: int, ports: list[int]) -> None:
         super().__init__(folder)
         routes = [f"nats://{self.host}:{port}" for port in ports]
-        store = (folder / "store").resolve()
-        names = {"name": f"node-{number}", "routes": routes, "cluster_port": ports[number]}
-        self._text = configuration(store, host=self.host, port=self.port, **names)  # type: ignore[arg-type]
+        place = f'name: "qafel", listen: "{self.host}:{ports[number]}", routes: {json.dumps(routes)}'
+        own = self._text.replace('server_name: "qafel"', f'server_name: "node-{number}"')
+        self._text = f"{own}cluster {{ {place} }}\n"
 
 
 def _cluster_answers(url: str) -> bool:
@@ -291,9 +291,9 @@ def replicas(folder: Path, kills: int) -> dict[str, Any]:
             went = went and crew.progress(2)
             nodes[k % 3].start()
             went = went and crew.progress(2)
-        found = crew.finish()
+        checks = crew.finish()
         faults = {"node": killed, "server": killed}
-        return {"faults": faults, "went on": went} | found | {"held": found["held"] and went}
+        return {"faults": faults, "went on": went} | checks | {"held": checks["held"] and went}
     finally:
         for node in nodes:
             node.stop()

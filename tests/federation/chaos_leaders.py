@@ -23,10 +23,10 @@ def paused(folder: Path) -> dict[str, Any]:
         os.kill(first.pid, signal.SIGCONT)
         first.join(PATIENCE)
         woken = first.exitcode
-        found = crew.finish()
+        checks = crew.finish()
     facts = {"version when it slept": before, "version when it woke": taken, "the sleeper's exit code": woken}
-    held = found["held"] and woken == FENCED and taken >= before + 5
-    return {"faults": {"SIGSTOP": 1}, **facts, **found, "held": held}
+    held = checks["held"] and woken == FENCED and taken >= before + 5
+    return {"faults": {"SIGSTOP": 1}, **facts, **checks, "held": held}
 
 
 def large(folder: Path) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def large(folder: Path) -> dict[str, Any]:
         took_over = crew.until(taken, 4 * PATIENCE)
         crew.kill("standby")
         del crew.processes["standby"]
-        found = crew.finish()
+        checks = crew.finish()
     fenced = crew.noted("server", "fenced")
     version = summary_of(crew.path("server")).get("version", 0)
     return {
@@ -53,6 +53,6 @@ def large(folder: Path) -> dict[str, Any]:
         "version": version,
         "fenced": fenced,
         "the standby took over": took_over,
-        **found,
-        "held": found["held"] and not fenced and not took_over and version == chosen.uploads // BUFFER,
+        **checks,
+        "held": checks["held"] and not fenced and not took_over and version == chosen.uploads // BUFFER,
     }

@@ -33,8 +33,8 @@ def wiped(folder: Path, times: int = 3) -> dict[str, Any]:
             _wipe(broker)
             done += 1
             back = back and crew.until(lambda before=before: crew.version > before)  # type: ignore[misc]
-        found = crew.finish()
-    return {"faults": {"broker wiped": done}, "went on": back} | found | {"held": found["held"] and back}
+        checks = crew.finish()
+    return {"faults": {"broker wiped": done}, "went on": back} | checks | {"held": checks["held"] and back}
 
 
 def wiped_while_down(folder: Path, times: int = 4) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def wiped_while_down(folder: Path, times: int = 4) -> dict[str, Any]:
             crew.down.clear()
             done += 1
             back = back and crew.until(lambda before=before: crew.version > before)  # type: ignore[misc]
-        found = crew.finish()
+        checks = crew.finish()
     faults = {"server down": done, "broker wiped": done}
-    return {"faults": faults, "went on": back} | found | {"held": found["held"] and back}
+    return {"faults": faults, "went on": back} | checks | {"held": checks["held"] and back}
 
 
 def server_disk(folder: Path, times: int = 2) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def server_disk(folder: Path, times: int = 2) -> dict[str, Any]:
             shutil.rmtree(crew.path("server"))
             done += 1
             back = back and crew.until(lambda before=before: crew.version > before)  # type: ignore[misc]
-        found = crew.finish()
-    return {"faults": {"server's folder": done}, "went on": back} | found | {"held": found["held"] and back}
+        checks = crew.finish()
+    return {"faults": {"server's folder": done}, "went on": back} | checks | {"held": checks["held"] and back}
 
 
 def client_disk(folder: Path, times: int = 8) -> dict[str, Any]:
@@ -115,10 +115,10 @@ def lost_tail(folder: Path, times: int = 4) -> dict[str, Any]:
             crew.down.clear()
             done += 1
             back = back and crew.until(lambda before=before: crew.version > before)  # type: ignore[misc]
-        found = crew.finish()
+        checks = crew.finish()
         noticed = crew.noted("server", "the log lost its tail")
     faults = {"older store": done, "server down": done // 2}
-    return {"faults": faults, "went on": back, "noticed": noticed} | found | {"held": found["held"] and back}
+    return {"faults": faults, "went on": back, "noticed": noticed} | checks | {"held": checks["held"] and back}
 
 
 @contextlib.contextmanager
@@ -186,7 +186,7 @@ def disk_full(folder: Path) -> dict[str, Any]:
         broker.stop()  # a broker whose disk was full wants to be started again
         broker.start()
         went = went and crew.progress(4)
-        found = crew.finish()
+        checks = crew.finish()
     facts = {"noticed": noted, "went on": went, "nothing told while unwritten": held_back}
     faults = {"client": 1, "server": 1, "broker": 1, "broker killed": 1}
-    return {"faults": faults, **facts, **found, "held": found["held"] and all(facts.values())}
+    return {"faults": faults, **facts, **checks, "held": checks["held"] and all(facts.values())}

@@ -23,8 +23,8 @@ from qafel import vectors
 from qafel.client import Task
 from qafel.errors import FencedError, QafelError, UsageError
 from qafel.federation import Broker, Plan, join, serve
+from qafel.federation.connection import retry
 from qafel.federation.entries import Decision, Stop
-from qafel.federation.nats import retry
 from qafel.streams import generator
 from qafel.vectors import Vector
 
@@ -146,8 +146,8 @@ def last_version(url: str, keys: Path | None = None) -> int:
 
     async def look() -> int:
         async with await link(url, "chaos", keys) as one:
-            found = await one.stream(one.subjects.increments)
-            return int(found["state"]["last_seq"]) if found else 0
+            stream = await one.stream(one.subjects.increments)
+            return int(stream["state"]["last_seq"]) if stream else 0
 
     try:
         return asyncio.run(look())
@@ -310,8 +310,8 @@ class Crew:
             return facts | {"stuck": len(stuck), "held": False}
         state, unread = asyncio.run(ledger(self.watch, self.plan, self.size, self.keys))
         histories = [told(self.history(who), who) for who in self.clients]
-        found = check(state, unread, summary, histories, dead=self.dead, stuck=len(stuck), **options)
-        return facts | found | {"held": found["held"] and not gave_up}
+        checks = check(state, unread, summary, histories, dead=self.dead, stuck=len(stuck), **options)
+        return facts | checks | {"held": checks["held"] and not gave_up}
 
 
 def stop_and_copy(broker: Broker, copy: Path) -> None:

@@ -16,9 +16,9 @@ from qafel import wire
 from qafel.errors import BrokerError, FrameError
 from qafel.federation import Broker, Subjects
 from qafel.federation.broker import free_port
+from qafel.federation.connection import Connection
 from qafel.federation.entries import TOKEN_BYTES, Upload
 from qafel.federation.messages import Answer, Ask, Lease
-from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest
 
 STRANGER = 77
@@ -44,11 +44,11 @@ def network(folder: Path, seconds: float) -> dict[str, Any]:
             crew.pause(SECONDS[fault], SECONDS[fault])
             k += 1
         during, mode.value = crew.version, 0
-        found = crew.finish()
+        checks = crew.finish()
         proxy.kill()
     faults = {name: counts[k] for k, name in enumerate(MODES) if name != "clean"}
-    held = found["held"] and during > 0 and all(faults.values())
-    return {"faults": faults, "version when the faults ended": during, **found, "held": held}
+    held = checks["held"] and during > 0 and all(faults.values())
+    return {"faults": faults, "version when the faults ended": during, **checks, "held": held}
 
 
 class _Stranger:
@@ -139,11 +139,11 @@ def hostile(folder: Path, messages: int = 5000) -> dict[str, Any]:
         crew.until(lambda: len(events(folder / "stranger", "sent")) > messages and crew.progress(10))
         alive = stranger.is_alive()
         stranger.kill()
-        found = crew.finish(strangers=[STRANGER])
+        checks = crew.finish(strangers=[STRANGER])
     sent = [event["kind"] for event in events(folder / "stranger", "sent")]
     attacks = {kind: sent.count(kind) for kind in ATTACKS}
     refused = len(events(folder / "stranger", "refused"))
     shares = [len(events(crew.history(k), "counted")) for k in crew.clients]
-    held = found["held"] and alive and min(shares) > 0 and all(attacks.values())
+    held = checks["held"] and alive and min(shares) > 0 and all(attacks.values())
     facts = {"messages": attacks, "refused by the broker": refused, "honest updates by client": shares}
-    return {"faults": dict.fromkeys(ATTACKS, 1), **facts, **found, "held": held}
+    return {"faults": dict.fromkeys(ATTACKS, 1), **facts, **checks, "held": held}

@@ -5,15 +5,15 @@ import contextlib
 import functools
 import json
 import ssl
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from parties import until
 from qafel.federation.broker import Broker, free_port
 from qafel.federation.keys import credentials, read
+from qafel.federation.nats import new_client
 from qafel.federation.subjects import Subjects, inbox
-from qafel.federation.transport import connection
 
 T, U = Subjects("t"), Subjects("u")
 STREAMS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 @contextlib.asynccontextmanager
 async def party(url: str, path: Path, **options: Any) -> AsyncIterator[Any]:
     """A connection with a key; ``heard`` is what the broker complains about."""
-    key, nc = read(path), connection(url)
+    key, nc = read(path), new_client(url)
     heard: list[str] = []
 
     async def hear(error: Exception) -> None:
@@ -69,13 +69,6 @@ async def last(server: Any, stream: str) -> int:
     return int(answer["state"]["last_seq"])
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
-
-
 class Middle:
     """Someone between a client and the broker, who writes down every byte that the client sends."""
 
@@ -93,6 +86,10 @@ class Middle:
             for task in self._tasks:
                 task.cancel()
             server.close()
+
+    async def closed(self) -> None:
+        """Until the other end has closed every connection: all that it sent has been read."""
+        await until(lambda: all(task.done() for task in self._tasks))
 
     async def cut(self) -> None:
         for task in self._tasks:

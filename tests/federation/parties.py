@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from qafel import vectors, wire
 from qafel.config import Job
 from qafel.errors import FrameError
 from qafel.federation import FederationClient, Plan, Subjects, serve
+from qafel.federation.connection import Connection
 from qafel.federation.entries import Upload, token
 from qafel.federation.keys import read
-from qafel.federation.nats import Connection
 from qafel.runs.result import Result
 from qafel.streams import derive, generator
 from qafel.vectors import Vector
@@ -99,6 +100,22 @@ def run(work: Coroutine[Any, Any, Any], seconds: float = 240) -> Any:
     return asyncio.run(limited())
 
 
+def wait_until(condition: Callable[[], object], seconds: float = 240) -> None:
+    """Until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+async def until(condition: Callable[[], object], seconds: float = 240) -> None:
+    """Until a condition holds; the loop runs on meanwhile."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        await asyncio.sleep(0.01)
+
+
 async def link(
     url: str, who: int | str = "test", name: str = "t", keys: Path | None = None, **options: Any
 ) -> Connection:
@@ -119,8 +136,8 @@ async def version(url: str, wanted: int) -> None:
     """Until the broker has this version."""
     async with await link(url) as one:
         while True:
-            found = await one.stream(one.subjects.increments)
-            if found is not None and found["state"]["last_seq"] >= wanted:
+            stream = await one.stream(one.subjects.increments)
+            if stream is not None and stream["state"]["last_seq"] >= wanted:
                 return
             await asyncio.sleep(0.02)
 
@@ -135,6 +152,6 @@ async def caught_up(url: str, job: Job, client: int, state: Path | None = None) 
 
 
 def ended(background: Background) -> Result:
-    found = background.result()
-    assert isinstance(found, Result)
-    return found
+    result = background.result()
+    assert isinstance(result, Result)
+    return result

@@ -14,10 +14,10 @@ from nats.errors import ProtocolError
 
 from chaos_history import Seen, Told, check
 from chaos_parts import SIZE, Killed, plan, start
+from qafel.federation.nats import new_client
 from qafel.federation.server.state import FederationState
 from qafel.federation.server.streams import open_streams
 from qafel.federation.subjects import Subjects
-from qafel.federation.transport import connection
 from qafel.runs.folder import RunFolder
 
 GROUPS = [
@@ -61,9 +61,9 @@ def test_the_checker_of_histories_notices_what_is_lost_counted_twice_or_not_told
     assert check(state, set(), summary, [fine])["held"]
 
     def problem(history: Told, what: str, **changes: object) -> None:
-        found = check(state, set(), {**summary, **changes}, [history])
-        assert not found["held"]
-        assert found[what], found
+        checks = check(state, set(), {**summary, **changes}, [history])
+        assert not checks["held"]
+        assert checks[what], checks
 
     problem(fine._replace(rejected={}), "lost")
     problem(fine._replace(counted=set()), "without a receipt")
@@ -75,22 +75,22 @@ def test_the_checker_of_histories_notices_what_is_lost_counted_twice_or_not_told
 
 
 def test_every_stream_has_as_many_copies_as_the_plan_says() -> None:
-    found: dict[str, dict[str, Any]] = {}
+    configs: dict[str, dict[str, Any]] = {}
 
     class Recorder:
         subjects, max_payload = Subjects("t"), 1 << 20
 
         async def ensure(self, name: str, config: dict[str, Any]) -> None:
-            found[name] = config
+            configs[name] = config
 
     asyncio.run(open_streams(Recorder(), 3, 1000))  # type: ignore[arg-type]
-    assert {config["num_replicas"] for config in found.values()} == {3}
-    assert all(config.get("storage") != "memory" for config in found.values())
+    assert {config["num_replicas"] for config in configs.values()} == {3}
+    assert all(config.get("storage") != "memory" for config in configs.values())
 
 
 def test_a_connection_that_reads_what_no_broker_sends_starts_anew() -> None:
     with pytest.raises(ProtocolError):
-        asyncio.run(connection("nats://127.0.0.1:1")._ps.parse(b'INFO {"server_id" \r\n'))
+        asyncio.run(new_client("nats://127.0.0.1:1")._ps.parse(b'INFO {"server_id" \r\n'))
 
 
 def test_a_folder_that_was_being_made_when_its_server_was_killed_is_taken(tmp_path: Path) -> None:

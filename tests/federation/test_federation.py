@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from parties import (
     update,
     upload,
     version,
+    wait_until,
 )
 from qafel import wire
 from qafel.config import Job
@@ -98,8 +100,8 @@ def test_the_simulators_uploads_lead_to_the_simulators_bytes(
 
     async def stored() -> dict[int, bytes]:
         async with await link(broker.url) as one:
-            found = [await one.get(one.subjects.increments, v) for v in increments]
-            return {message.sequence: message.data for message in found if message}
+            messages = [await one.get(one.subjects.increments, v) for v in increments]
+            return {message.sequence: message.data for message in messages if message}
 
     kept = run(stored())
     assert kept
@@ -154,9 +156,9 @@ def test_without_broadcast_clients_fetch_what_they_missed_when_they_start(
     done = [Background(functools.partial(join, "t", broker.url, client=k, train=train)) for k in range(3)]
     joined = [background.result() for background in done]
     summary = ended(serving).summary
-    assert {found.digest for found in joined} == {summary.digest[16:]}
+    assert {client.digest for client in joined} == {summary.digest[16:]}
     assert summary.downlink == "catch-up"
-    fetched = sum(found.bytes_down for found in joined)
+    fetched = sum(client.bytes_down for client in joined)
     assert 0 < summary.bytes_down <= fetched
     increment = summary.bytes_up / summary.uploads
     assert fetched < 3 * (4 * SIZE + 100) + 3 * 10 * 1.3 * increment
@@ -261,8 +263,8 @@ def test_frames_beyond_the_payload_limit_travel_in_pieces(tmp_path: Path, quanti
 
         async def left() -> int:
             async with await link(broker.url) as one:
-                found = await one.stream(one.subjects.pieces)
-                return int(found["state"]["messages"]) if found else 0
+                stream = await one.stream(one.subjects.pieces)
+                return int(stream["state"]["messages"]) if stream else 0
 
         pieces = 300_000 * (4 if quantizer == "identity" else 1) // 32768 + 1
         assert run(left()) <= pieces * (done.tasks - 12)
@@ -330,14 +332,6 @@ def test_an_update_from_before_its_lease_is_refused(tmp_path: Path) -> None:
     assert isinstance(state.take(10, upload(9, update(job, 9, 1, version=2), lease=1), 9)[0], Accepted)
 
 
-def _wait(done: Any) -> None:
-    import time
-
-    until = time.monotonic() + 120
-    while not done() and time.monotonic() < until:
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("lost", ["broker", "folder"])
 def test_a_damaged_checkpoint_gives_way_to_the_other_copy(broker: Broker, tmp_path: Path, lost: str) -> None:
     chosen = plan(uploads=40)
@@ -358,7 +352,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_other_copy(broker: Broker, tmp_pa
     serving = server(chosen, broker.url, tmp_path / "server", at=at)
     for part in range(3):
         run(publish(broker.url, uploads[8 * part : 8 * part + 8]))
-        _wait(lambda part=part: saves.count("after journal") > part)
+        wait_until(lambda part=part: saves.count("after journal") > part)
     with pytest.raises(EnoughError):
         serving.result()
 
@@ -425,7 +419,7 @@ def test_another_job_under_the_name_of_a_running_one_is_refused_and_a_finished_n
     again = server(
         plan(uploads=5), broker.url, tmp_path / "three", notice=lambda event, **fields: events.append(event)
     )
-    _wait(lambda: "ready" in events)
+    wait_until(lambda: "ready" in events)
     run(publish(broker.url, many(plan(uploads=5).job(SIZE), 5)))
     assert ended(again).summary.uploads == 5
 
@@ -470,8 +464,14 @@ def test_a_client_that_nobody_answers_waits_and_is_not_lost(broker: Broker, tmp_
     def train(x: Any, task: Any) -> Any:
         return np.float32(-0.1) * x
 
-    early = Background(lambda: join("t", broker.url, client=1, train=train))
-    asyncio.run(asyncio.sleep(0.5))
+    waits = threading.Event()
+
+    def notice(event: str, **fields: Any) -> None:
+        if event == "waiting":
+            waits.set()
+
+    early = Background(lambda: join("t", broker.url, client=1, train=train, notice=notice))
+    assert waits.wait(240)
     chosen = plan(uploads=12)
     result = ended(server(chosen, broker.url, tmp_path / "server"))
     assert early.result().digest == result.summary.digest[16:]

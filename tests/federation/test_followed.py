@@ -1,25 +1,16 @@
 """A running federation on the page: what the server reports is what is told, and it may come and go."""
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from parties import SIZE, ended, plan, publish, run, server, update
+from parties import SIZE, ended, plan, publish, run, server, update, wait_until
 from qafel.dashboard import Federation
 from qafel.federation import Broker
 
 pytestmark = pytest.mark.slow
-
-
-def until(condition: Callable[[], object], seconds: float = 200) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_the_page_tells_facts_clients_and_evaluations_of_a_federation_and_how_it_ended(
@@ -28,14 +19,14 @@ def test_the_page_tells_facts_clients_and_evaluations_of_a_federation_and_how_it
     chosen = plan(uploads=13, checkpoint_seconds=0.2, evaluate_every=4)
     job = chosen.job(SIZE)
     followed = Federation(chosen.name, broker.url)
-    until(lambda: "no server" in followed.content().get("error", "") or "facts" in followed.content(), 60)
+    wait_until(lambda: "no server" in followed.content().get("error", "") or "facts" in followed.content())
     serving = server(
         chosen, broker.url, tmp_path / "server", evaluate=lambda x: {"norm": float(np.linalg.norm(x))}
     )
     run(publish(broker.url, [(k, update(job, k, 0)) for k in range(12)] + [(40, b"noise")]))
-    until(lambda: dict(followed.content().get("facts", [])).get("uploads", "").startswith("12 of 13"))
+    wait_until(lambda: dict(followed.content().get("facts", [])).get("uploads", "").startswith("12 of 13"))
     live = tmp_path / "server" / "live.json"
-    until(lambda: live.exists() and sum(json.loads(live.read_text())["staleness"].values()) >= 8)
+    wait_until(lambda: live.exists() and sum(json.loads(live.read_text())["staleness"].values()) >= 8)
     assert json.loads(live.read_text())["size"] == SIZE
     facts = dict(followed.content()["facts"])
     assert facts["version"] == "3"
@@ -46,7 +37,7 @@ def test_the_page_tells_facts_clients_and_evaluations_of_a_federation_and_how_it
     assert followed.listed.state == "running"
     run(publish(broker.url, [(50, update(job, 50, 0))]))
     ended(serving)
-    until(lambda: followed.listed.state == "ended")
+    wait_until(lambda: followed.listed.state == "ended")
     assert dict(followed.content()["facts"])["state"] == "ended: uploads"
     points = followed.run()["points"]
     assert points["uploads"][-1] == 13 == followed.listed.uploads

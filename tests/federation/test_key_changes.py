@@ -5,57 +5,44 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import ssl
 import stat
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from keyed import T, admitted, party, streams, until
+from keyed import T, admitted, party
+from parties import run, until, wait_until
 from qafel.errors import BrokerError, ConfigError
 from qafel.federation.broker import Broker, configuration
 from qafel.federation.keys import Entry, Keys, certificates, credentials, read, register
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "new"
-    Keys(path).new("t", range(6))
-    Keys(path).new("u", range(2))
-    return path
-
-
-@pytest.fixture(scope="module")
-def broker(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker"), keys=folder) as started:
-        asyncio.run(streams(started, folder))
-        yield started
-
-
-def test_a_revoked_key_loses_its_connection_and_a_new_one_readmits(broker: Broker, folder: Path) -> None:
+def test_a_revoked_key_loses_its_connection_and_a_new_one_readmits(
+    keyed_broker: Broker, folder: Path
+) -> None:
     keys, path = Keys(folder), folder / "t" / "client-3.key"
     old = path.read_bytes()
 
     async def attempt() -> None:
         async with (
-            party(broker.url, path) as one,
-            party(broker.url, folder / "t" / "client-4.key") as other,
+            party(keyed_broker.url, path) as one,
+            party(keyed_broker.url, folder / "t" / "client-4.key") as other,
         ):
-            await asyncio.to_thread(keys.revoke, "t", "client-3", broker=broker.url)
+            await asyncio.to_thread(keys.revoke, "t", "client-3", broker=keyed_broker.url)
             await until(lambda: one.is_closed)
             assert other.is_connected
-        assert not await admitted(broker.url, path)
-        await asyncio.to_thread(keys.new, "t", [3], broker=broker.url)  # stays as it is
-        assert not await admitted(broker.url, path)
-        await asyncio.to_thread(keys.rotate, "t", "client-3", broker=broker.url)
-        assert await admitted(broker.url, path)
+        assert not await admitted(keyed_broker.url, path)
+        await asyncio.to_thread(keys.new, "t", [3], broker=keyed_broker.url)  # stays as it is
+        assert not await admitted(keyed_broker.url, path)
+        await asyncio.to_thread(keys.rotate, "t", "client-3", broker=keyed_broker.url)
+        assert await admitted(keyed_broker.url, path)
         (folder / "old.key").write_bytes(old)
-        assert not await admitted(broker.url, folder / "old.key")
+        assert not await admitted(keyed_broker.url, folder / "old.key")
 
     asyncio.run(attempt())
     entry = next(one for one in keys.entries("t") if one.client == 3)
@@ -63,51 +50,54 @@ def test_a_revoked_key_loses_its_connection_and_a_new_one_readmits(broker: Broke
 
 
 def test_a_rotated_key_of_the_server_and_of_the_system_replace_the_old_ones(
-    broker: Broker, folder: Path
+    keyed_broker: Broker, folder: Path
 ) -> None:
     keys, path = Keys(folder), folder / "u" / "server.key"
 
     async def attempt() -> None:
         async with (
-            party(broker.url, path) as server,
-            party(broker.url, folder / "u" / "operator.key") as other,
+            party(keyed_broker.url, path) as server,
+            party(keyed_broker.url, folder / "u" / "operator.key") as other,
         ):
-            await asyncio.to_thread(keys.rotate, "u", "server", broker=broker.url)
+            await asyncio.to_thread(keys.rotate, "u", "server", broker=keyed_broker.url)
             await until(lambda: server.is_closed)
             assert other.is_connected
-        assert await admitted(broker.url, path)
+        assert await admitted(keyed_broker.url, path)
         system = folder / "operator" / "system.key"
         (folder / "old.key").write_bytes(system.read_bytes())
-        await asyncio.to_thread(keys.rotate_system, broker=broker.url)
-        assert not await admitted(broker.url, folder / "old.key")
-        assert await admitted(broker.url, system)
+        await asyncio.to_thread(keys.rotate_system, broker=keyed_broker.url)
+        assert not await admitted(keyed_broker.url, folder / "old.key")
+        assert await admitted(keyed_broker.url, system)
 
     asyncio.run(attempt())
 
 
-def test_a_late_client_needs_no_restart_and_an_expired_key_is_refused(broker: Broker, folder: Path) -> None:
+@pytest.mark.slow
+def test_a_late_client_needs_no_restart_and_an_expired_key_is_refused(
+    keyed_broker: Broker, folder: Path
+) -> None:
     async def attempt() -> None:
-        await asyncio.to_thread(Keys(folder).new, "t", [40], broker=broker.url)
-        await asyncio.to_thread(Keys(folder).new, "t", [41], days=2 / 86400)  # the broker uses this folder
+        await asyncio.to_thread(Keys(folder).new, "t", [40], broker=keyed_broker.url)
+        await asyncio.to_thread(Keys(folder).new, "t", [41], days=10 / 86400)  # the broker uses this folder
         async with (
-            party(broker.url, folder / "t" / "client-40.key") as one,
-            party(broker.url, folder / "t" / "client-41.key") as short,
+            party(keyed_broker.url, folder / "t" / "client-40.key") as one,
+            party(keyed_broker.url, folder / "t" / "client-41.key") as short,
         ):
             assert b"seq" in (await one.request(T.piece(40), b"x")).data
-            await until(lambda: short.is_closed, 5)
+            await until(lambda: short.is_closed)
             assert one.is_connected
-        await asyncio.sleep(1.1)  # to the end of the second
-        assert not await admitted(broker.url, folder / "t" / "client-41.key")
+        while await admitted(keyed_broker.url, folder / "t" / "client-41.key"):
+            await asyncio.sleep(0.1)  # to the end of the second
 
-    asyncio.run(attempt())
+    run(attempt())
 
 
-def test_a_client_has_few_connections(broker: Broker, folder: Path) -> None:
+def test_a_client_has_few_connections(keyed_broker: Broker, folder: Path) -> None:
     async def attempt() -> int:
         async with contextlib.AsyncExitStack() as stack:
             for count in range(10):
                 try:
-                    await stack.enter_async_context(party(broker.url, folder / "t" / "client-5.key"))
+                    await stack.enter_async_context(party(keyed_broker.url, folder / "t" / "client-5.key"))
                 except Exception:
                     return count
         return 10
@@ -127,7 +117,7 @@ def test_without_an_address_a_change_waits_for_the_next_start(tmp_path: Path) ->
         broker.start()
         assert not asyncio.run(admitted(broker.url, path))
         assert asyncio.run(admitted(broker.url, tmp_path / "keys" / "t" / "client-0.key"))
-    with pytest.raises(BrokerError, match=r"is changed, but not the broker: .* does not answer"):
+    with pytest.raises(BrokerError, match=r"is changed, but not the broker: no broker at "):
         keys.revoke("t", "client-0", broker=broker.url)
 
 
@@ -145,14 +135,14 @@ def test_mutual_tls_asks_for_a_certificate(tmp_path: Path) -> None:
 
 
 def test_the_files_are_their_owners_and_the_broker_has_no_secret_but_its_own(
-    folder: Path, broker: Broker
+    folder: Path, keyed_broker: Broker
 ) -> None:
     for path in folder.rglob("*"):
         if path.parent.name != "jwt" and path.name != "old.key":
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-    for path in (broker.folder / "broker.conf", broker.folder / "broker.log"):
+    for path in (keyed_broker.folder / "broker.conf", keyed_broker.folder / "broker.log"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE((broker.folder / "store").stat().st_mode) == 0o700
+    assert stat.S_IMODE((keyed_broker.folder / "store").stat().st_mode) == 0o700
     book = register.load(folder)
     assert book is not None
     seeds = [book.operator, book.system.seed]
@@ -247,6 +237,13 @@ time.sleep(60)
 """
 
 
+def has_ended(pid: str) -> bool:
+    try:
+        return not Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_no_broker_outlives_its_parent_and_sigterm_ends_it_well(tmp_path: Path) -> None:
     """The thread that starts it may end; its process may be killed."""
     with subprocess.Popen(
@@ -256,10 +253,7 @@ def test_no_broker_outlives_its_parent_and_sigterm_ends_it_well(tmp_path: Path) 
         pid, alive = parent.stdout.readline().split()
         assert alive == "None"
         parent.kill()
-    end = time.monotonic() + 60
-    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: has_ended(pid))
     command = [sys.executable, "-m", "qafel", "broker", "--dir", str(tmp_path / "b"), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -267,18 +261,20 @@ def test_no_broker_outlives_its_parent_and_sigterm_ends_it_well(tmp_path: Path) 
         while not text.rstrip().endswith("}"):
             text += parent.stdout.readline()
         parent.send_signal(signal.SIGTERM)
-        assert parent.wait(60) == 0
+        assert parent.wait(240) == 0
     child = json.loads(text)["pid"]
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
 
 
 def test_a_broker_that_a_thread_started_outlives_the_thread(tmp_path: Path) -> None:
-    broker = Broker(tmp_path, max_store="1G", max_memory=1 << 28)
+    broker = Broker(tmp_path, max_store="1G")
     thread = threading.Thread(target=broker.start)
     thread.start()
     thread.join()
-    time.sleep(0.1)
+    wait_until(lambda: not Path(f"/proc/self/task/{thread.native_id}").exists())
+    with socket.create_connection((broker.host, broker.port), 240) as connection:
+        assert connection.recv(4) == b"INFO"
     assert broker.process is not None
     assert broker.process.poll() is None
     broker.kill()

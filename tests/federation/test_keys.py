@@ -4,36 +4,20 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from keyed import Middle, T, U, last, party, record_types, streams, until
+from keyed import Middle, T, U, last, party, record_types
+from parties import until
 from qafel.federation.broker import Broker
-from qafel.federation.keys import Keys, certificates, read
+from qafel.federation.keys import certificates, read
 from qafel.federation.subjects import inbox
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "new"
-    Keys(path).new("t", range(6))
-    Keys(path).new("u", range(2))
-    return path
-
-
-@pytest.fixture(scope="module")
-def broker(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker"), keys=folder) as started:
-        asyncio.run(streams(started, folder))
-        yield started
 
 
 @pytest.mark.parametrize("mode", ["downgrade", "plain", "other certificate", "other host"])
 def test_a_man_in_the_middle_gets_no_byte_of_the_protocol(
-    mode: str, broker: Broker, folder: Path, tmp_path: Path
+    mode: str, keyed_broker: Broker, folder: Path, tmp_path: Path
 ) -> None:
     async def attack() -> bytes:
         tls = None
@@ -41,12 +25,12 @@ def test_a_man_in_the_middle_gets_no_byte_of_the_protocol(
             certificates.ensure(tmp_path, ["127.0.0.1"], 1.0)
             tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             tls.load_cert_chain(tmp_path / "broker" / "broker.pem", tmp_path / "broker" / "broker-key.pem")
-        middle = Middle("pass" if mode == "other host" else mode, broker, tls)
+        middle = Middle("pass" if mode == "other host" else mode, keyed_broker, tls)
         async with middle.listening("127.0.0.2" if mode == "other host" else "127.0.0.1") as url:
             with pytest.raises((OSError, asyncio.TimeoutError)):
                 async with party(url, folder / "t" / "server.key", connect_timeout=1):
                     pass
-            await asyncio.sleep(0.05)
+            await middle.closed()
         return bytes(middle.sent)
 
     sent = asyncio.run(attack())
@@ -63,10 +47,10 @@ def test_a_man_in_the_middle_gets_no_byte_of_the_protocol(
 
 
 def test_nothing_is_sent_in_plain_text_when_a_reconnection_is_closed_in_the_middle(
-    broker: Broker, folder: Path
+    keyed_broker: Broker, folder: Path
 ) -> None:
     async def attack() -> tuple[bytes, bytes]:
-        middle = Middle("pass", broker)
+        middle = Middle("pass", keyed_broker)
         async with middle.listening() as url:
             options = {"allow_reconnect": True, "reconnect_time_wait": 0.05, "connect_timeout": 1}
             async with party(url, folder / "t" / "client-0.key", **options) as one:
@@ -78,7 +62,7 @@ def test_nothing_is_sent_in_plain_text_when_a_reconnection_is_closed_in_the_midd
                 await one.publish(T.upload(0), b"a secret update")
                 with contextlib.suppress(Exception):
                     await one.flush(timeout=0.1)
-            await asyncio.sleep(0.1)
+            await middle.closed()
         return good, bytes(middle.sent)
 
     good, bad = asyncio.run(attack())
@@ -134,9 +118,9 @@ FORBIDDEN_SUBSCRIBE = [
 ]
 
 
-def test_a_clients_key_opens_its_own_subjects_and_nothing_else(broker: Broker, folder: Path) -> None:
+def test_a_clients_key_opens_its_own_subjects_and_nothing_else(keyed_broker: Broker, folder: Path) -> None:
     async def attempt() -> None:
-        async with party(broker.url, folder / "t" / "client-0.key") as one:
+        async with party(keyed_broker.url, folder / "t" / "client-0.key") as one:
             for subject in FORBIDDEN_PUBLISH:
                 await one.publish(subject, b"x")
             for subject in FORBIDDEN_SUBSCRIBE:
@@ -156,7 +140,7 @@ def test_a_clients_key_opens_its_own_subjects_and_nothing_else(broker: Broker, f
             get = f"$JS.API.DIRECT.GET.{T.keys}.{T.public('welcome')}"
             assert (await one.request(get, b"")).data == b"x"
             assert (await one.request(f"$JS.API.DIRECT.GET.{T.objects}", b'{"seq": 1}')).data == b"x"
-            async with party(broker.url, folder / "t" / "server.key") as server:
+            async with party(keyed_broker.url, folder / "t" / "server.key") as server:
                 await server.request(T.increment(1), b"new")
                 await server.publish(T.answer(1), b"for another")
                 await server.publish(T.answer(0), b"for 0")
@@ -167,39 +151,42 @@ def test_a_clients_key_opens_its_own_subjects_and_nothing_else(broker: Broker, f
 
 
 def test_no_answer_reaches_another_client_or_a_stream_through_a_reply_subject(
-    broker: Broker, folder: Path
+    keyed_broker: Broker, folder: Path
 ) -> None:
     async def attack() -> None:
         async with (
-            party(broker.url, folder / "t" / "client-0.key") as one,
-            party(broker.url, folder / "t" / "client-1.key") as other,
-            party(broker.url, folder / "t" / "server.key") as server,
+            party(keyed_broker.url, folder / "t" / "client-0.key") as one,
+            party(keyed_broker.url, folder / "t" / "client-1.key") as other,
+            party(keyed_broker.url, folder / "t" / "server.key") as server,
         ):
-            seen: list[Any] = []
-
-            async def see(message: Any) -> None:
-                seen.append(message)
-
-            for subject in (*T.client_feeds(1), f"{inbox(1)}.>"):
-                await other.subscribe(subject, cb=see)
+            feeds = [await other.subscribe(subject) for subject in (*T.client_feeds(1), f"{inbox(1)}.>")]
             for subject in (T.live, T.status, f"{inbox('server')}.>"):
-                await server.subscribe(subject, cb=see)
+                feeds.append(await server.subscribe(subject))
             await asyncio.gather(other.flush(), server.flush())
             quiet = (T.increments, T.keys, T.objects)
             before = [await last(server, stream) for stream in quiet]
-            del seen[:]
+            await server.flush()
+
+            def heard() -> list[tuple[str, int]]:
+                return [(feed.subject, feed.delivered) for feed in feeds]
+
+            quietly = heard()
             targets = [T.live, T.answer(1), f"{inbox(1)}.x", f"{inbox('server')}.x", T.status, T.increment(1)]
             targets += [T.private("leader"), T.public("welcome"), T.object("snapshot"), T.upload(1)]
             targets += [f"$JS.API.STREAM.PURGE.{T.increments}", T.entry("operator")]
+            services = [
+                subject.replace(f"{T.public()}", T.public("welcome")).replace(">", "x.0")
+                for subject in T.client_services(0)
+            ]
+            noise = {to: b'{"seq": 1}' if to.endswith(T.increments) else b"noise" for to in services}
             for target in targets:
-                for subject in T.client_services(0):
-                    to = subject.replace(f"{T.public()}", T.public("welcome")).replace(">", "x.0")
-                    data = b'{"seq": 1}' if to.endswith(T.increments) else b"noise"
+                for to, data in noise.items():
                     await one.publish(to, data, reply=target)
                     await one.publish(to, data, headers={"Nats-Trace-Dest": target})
-            await one.flush()
-            await asyncio.sleep(0.2)
-            assert [message.subject for message in seen] == []
+            for to, data in noise.items():  # a service answers in order: this is its last answer
+                await one.request(to, data)
+            await asyncio.gather(other.flush(), server.flush())
+            assert heard() == quietly
             assert [await last(server, stream) for stream in quiet] == before
             stored = [await last(server, stream) for stream in (T.log, T.log)]
             for seq in range(1, stored[0] + 1):
@@ -209,12 +196,12 @@ def test_no_answer_reaches_another_client_or_a_stream_through_a_reply_subject(
     asyncio.run(attack())
 
 
-def test_two_federations_share_a_broker_and_nothing_else(broker: Broker, folder: Path) -> None:
+def test_two_federations_share_a_broker_and_nothing_else(keyed_broker: Broker, folder: Path) -> None:
     async def attempt() -> None:
         async with (
-            party(broker.url, folder / "u" / "client-0.key") as one,
-            party(broker.url, folder / "u" / "server.key") as server,
-            party(broker.url, folder / "t" / "server.key") as theirs,
+            party(keyed_broker.url, folder / "u" / "client-0.key") as one,
+            party(keyed_broker.url, folder / "u" / "server.key") as server,
+            party(keyed_broker.url, folder / "t" / "server.key") as theirs,
         ):
             before = await last(theirs, T.log)
             for nc in (one, server):
@@ -230,16 +217,16 @@ def test_two_federations_share_a_broker_and_nothing_else(broker: Broker, folder:
     asyncio.run(attempt())
 
 
-def test_an_observer_reads_what_is_public_and_an_operator_decides(broker: Broker, folder: Path) -> None:
+def test_an_observer_reads_what_is_public_and_an_operator_decides(keyed_broker: Broker, folder: Path) -> None:
     async def attempt() -> None:
-        async with party(broker.url, folder / "t" / "observer.key") as one:
+        async with party(keyed_broker.url, folder / "t" / "observer.key") as one:
             get = f"$JS.API.DIRECT.GET.{T.keys}"
             assert (await one.request(f"{get}.{T.public('welcome')}", b"")).data == b"x"
             for subject in (T.entry("operator"), f"{get}.{T.private('leader')}", T.status, T.upload(0)):
                 await one.publish(subject, b"")
             await one.flush()
             await until(lambda: len(one.heard) == 4)
-        async with party(broker.url, folder / "t" / "operator.key") as one:
+        async with party(keyed_broker.url, folder / "t" / "operator.key") as one:
             await one.publish(T.entry("server"), b"")
             await one.flush()
             await until(lambda: len(one.heard) == 1)

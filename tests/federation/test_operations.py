@@ -152,6 +152,22 @@ def test_a_federation_from_the_command_line(tmp_path: Path) -> None:
                     stream.close()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_client_that_waits_for_its_server_is_stopped(broker: Broker, number: int, code: int) -> None:
+    client = subprocess.Popen(
+        [sys.executable, "-m", "qafel", "join", "nobody", "--broker", broker.url],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    with client:
+        assert client.stderr is not None
+        assert "waiting" in client.stderr.readline()
+        client.send_signal(number)
+        assert client.wait(240) == code
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -161,7 +177,7 @@ def test_a_federation_from_the_command_line(tmp_path: Path) -> None:
         (["join", "a.b"], "letters, digits and hyphens"),
         (["keys", "new", "/dev/null/x"], "/dev/null/x"),
         (["federation", "set", "t", "clients=3"], "clients cannot be changed"),
-        (["federation", "set", "t", "uploads"], "takes key=value"),
+        (["federation", "set", "t", "uploads"], "a change is key=value"),
         (["join", "--keys", "nowhere.key"], "there is no key nowhere.key"),
     ],
 )

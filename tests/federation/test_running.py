@@ -15,24 +15,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parties import SECRET, SIZE, Background, ended, plan, publish, run, server, start, update, upload
+from parties import (
+    SECRET,
+    SIZE,
+    Background,
+    ended,
+    plan,
+    publish,
+    run,
+    server,
+    start,
+    update,
+    upload,
+    wait_until,
+)
 from qafel.config import Job
 from qafel.errors import ConfigError, StateError
 from qafel.federation import Broker, Plan, Report, Subjects, join, serve, watch
 from qafel.federation.broker import free_port
 from qafel.federation.client.folder import ClientFolder
+from qafel.federation.connection import Connection
 from qafel.federation.entries import Upload
-from qafel.federation.nats import Connection
 from qafel.federation.server.state import FederationState
 
 pytestmark = pytest.mark.slow
-
-
-def wait_for(condition: Any) -> None:
-    until = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.01)
 
 
 def train(x: Any, task: Any) -> Any:
@@ -172,11 +178,11 @@ def test_a_standby_of_nothing_and_a_broker_that_lost_everything_are_said_to_be_s
     first = server(
         plan(), broker.url, tmp_path / "one", at=at, notice=lambda event, **_: events.append(event)
     )
-    wait_for(lambda: "ready" in events)
+    wait_until(lambda: "ready" in events)
     standby = server(
         plan(), broker.url, tmp_path / "two", standby=True, notice=lambda event, **_: events.append(event)
     )
-    wait_for(lambda: "waits while another server leads" in events)
+    wait_until(lambda: "waits while another server leads" in events)
     job = plan().job(SIZE)
     run(publish(broker.url, [(k, update(job, k, 0)) for k in range(4)]))
     with pytest.raises(EnoughError):
@@ -240,7 +246,7 @@ def test_sigterm_ends_those_who_wait(broker: Broker, tmp_path: Path) -> None:
         command("join", "nobody", "--broker", broker.url), stderr=subprocess.PIPE, text=True
     )
     serving = server(plan(), broker.url, tmp_path / "one", notice=lambda event, **_: events.append(event))
-    wait_for(lambda: "ready" in events)
+    wait_until(lambda: "ready" in events)
     job = tmp_path / "JOB.toml"
     job.write_text('name = "t"\n', encoding="utf-8")
     standby = subprocess.Popen(

@@ -243,23 +243,21 @@ def test_a_plan_that_cannot_be_read_gets_one_sentence(text: str) -> None:
 
 def test_the_same_client_started_twice_is_told_so(broker: Broker, tmp_path: Path) -> None:
     serving = server(plan(uploads=30), broker.url, tmp_path / "server")
+    goes_on, refused = threading.Event(), threading.Event()
 
-    def slow(x: Any, task: Any) -> Any:
-        time.sleep(0.2)
-        return np.float32(-0.05) * x
+    def held(x: Any, task: Any) -> Any:
+        if task.task == 1:
+            goes_on.set()
+            assert refused.wait(240)
+        return train(x, task)
 
-    first = Background(lambda: join("t", broker.url, client=1, train=slow, state=tmp_path / "c"))
-
-    async def leased() -> None:
-        async with await link(broker.url) as one:
-            while not (found := await one.stream(one.subjects.log)) or not found["state"]["last_seq"]:
-                await asyncio.sleep(0.02)
-
-    run(leased())
+    first = Background(lambda: join("t", broker.url, client=1, train=held, state=tmp_path / "c"))
+    assert goes_on.wait(240)
     with pytest.raises(ConfigError, match="another process is running in"):
-        join("t", broker.url, client=1, train=slow, state=tmp_path / "c")
+        join("t", broker.url, client=1, train=held, state=tmp_path / "c")
     with pytest.raises(ConfigError, match="another process runs as client 1"):
-        join("t", broker.url, client=1, train=slow)
+        join("t", broker.url, client=1, train=held)
+    refused.set()
     done = first.result()
     assert done.counted == 30 == ended(serving).summary.uploads
     assert done.rejected == {}

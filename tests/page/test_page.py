@@ -104,10 +104,10 @@ def table(page: Any, panel: str) -> dict[str, list[tuple[float, float | None]]]:
     with page.expect_download() as waiting:
         page.click(f"#panel-{panel} button:has-text('CSV')")
     rows = csv.DictReader(io.StringIO(Path(waiting.value.path()).read_text()))
-    found: dict[str, list[tuple[float, float | None]]] = {}
+    curves: dict[str, list[tuple[float, float | None]]] = {}
     for row in rows:
-        found.setdefault(row["run"], []).append((float(row["x"]), float(row["y"]) if row["y"] else None))
-    return found
+        curves.setdefault(row["run"], []).append((float(row["x"]), float(row["y"]) if row["y"] else None))
+    return curves
 
 
 def test_every_panel_shows_what_the_metrics_file_has(served: Page, runs: Path, visit: Visit) -> None:
@@ -282,8 +282,8 @@ def test_axe_finds_no_serious_violation(served: Page, visit: Visit, scheme: str,
     page = visit(served.address, scheme=scheme, width=width)
     page.wait_for_selector("#timeline canvas")
     page.evaluate(Path(script).read_text())
-    found = page.evaluate("axe.run()")["violations"]
-    serious = [one for one in found if one["impact"] in ("serious", "critical")]
+    violations = page.evaluate("axe.run()")["violations"]
+    serious = [one for one in violations if one["impact"] in ("serious", "critical")]
     assert not serious, [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in serious]
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # nothing is cut off
 

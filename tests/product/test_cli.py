@@ -41,7 +41,7 @@ def commands() -> Iterator[list[str]]:
     return walk(typer.main.get_command(app), [])
 
 
-def test_commands_are_all_found() -> None:
+def test_all_commands_are_known() -> None:
     names = {" ".join(command) for command in commands()}
     assert {"run", "theory bound", "bench federation", "join", "federation-demo"} <= names
 

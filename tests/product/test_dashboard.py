@@ -57,9 +57,9 @@ class Page:
             connection.putheader(name, value)
         connection.endheaders()
         answer = connection.getresponse()
-        found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+        reply = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
         connection.close()
-        return found
+        return reply
 
     def json(self, path: str) -> Any:
         status, _, body = self.get(path)

@@ -48,8 +48,8 @@ CLIENTS = [x for name, x in DELTAS.items() if name.startswith("client")]
 
 
 def error(q: Quantizer, x: Vector, seeds: int = 4) -> float:
-    found = [np.square(q.decode(q.encode(x, seed), x.size) - x).sum() for seed in range(seeds)]
-    return float(np.mean(found) / np.square(x).sum())
+    errors = [np.square(q.decode(q.encode(x, seed), x.size) - x).sum() for seed in range(seeds)]
+    return float(np.mean(errors) / np.square(x).sum())
 
 
 def test_a_dithered_delta_takes_7300_bytes_at_the_error_of_four_bit_qsgd() -> None:
@@ -73,13 +73,13 @@ def test_a_dead_zone_takes_3300_bytes_at_the_error_of_four_bit_affine() -> None:
 
 def test_at_two_bits_the_dither_loses_less_than_half_of_what_eden_does() -> None:
     eden = quantizer("eden:2")
-    found = []
+    errors = []
     for x in CLIENTS:
         bits = 2.3
         while 8 * len((q := quantizer(f"dither:bits={bits:.2f}", CNN)).encode(x, 0)) > 2 * x.size:
             bits -= 0.02
-        found.append((error(q, x), error(eden, x)))
-    mine, theirs = np.mean(found, axis=0)
+        errors.append((error(q, x), error(eden, x)))
+    mine, theirs = np.mean(errors, axis=0)
     assert 2 * mine <= theirs
 
 
@@ -111,8 +111,8 @@ def test_the_bias_on_real_deltas_is_a_thousandth_of_the_error(spec: str) -> None
     for x in CLIENTS[::2]:
         mean, total = np.zeros(x.size), 0.0
         for seed in range(seeds):
-            found = q.decode(q.encode(x, seed), x.size).astype(np.float64)
-            mean += found / seeds
-            total += np.square(found - x).sum() / seeds
+            decoded = q.decode(q.encode(x, seed), x.size).astype(np.float64)
+            mean += decoded / seeds
+            total += np.square(decoded - x).sum() / seeds
         bias = np.square(mean - x).sum() - total / seeds
         assert bias <= 2e-3 * total

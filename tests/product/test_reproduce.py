@@ -55,8 +55,8 @@ def test_the_paper_sizes_stand_beside_every_cell() -> None:
 
 def test_every_cell_is_a_valid_run_and_seeds_are_paired() -> None:
     shared = cells.base("faces")
-    for found in (cells.table1("affine"), cells.table1("bucketed"), cells.table2(), cells.concurrency()):
-        for cell in found:
+    for table in (cells.table1("affine"), cells.table1("bucketed"), cells.table2(), cells.concurrency()):
+        for cell in table:
             chosen = cells.chosen(cell, shared, 2)
             assert (chosen.seed, chosen.target, chosen.evaluate_every, chosen.smoothing) == (2, 0.9, 250, 3)
             assert chosen.job(29_282).buffer_size == 10
@@ -67,19 +67,19 @@ def test_table2_writes_json_and_csv_and_the_second_call_runs_nothing(tmp_path: P
     assert {Path(file).name for file in study.files} == {
         f"table2.{kind}" for kind in ("json", "csv", "md", "png", "svg")
     }
-    found = json.loads((tmp_path / "table2.json").read_text())
-    row = found["numbers"]["rows"][2]
+    written = json.loads((tmp_path / "table2.json").read_text())
+    row = written["numbers"]["rows"][2]
     assert row["name"] == "topk-4"
     assert row["paper_thousands"] == [42.4, 10.4]
     assert row["paper_kb_up"] == 15.38
     assert row["reached"] == 1
     assert row["uploads"] == [60]
-    fedbuff = found["numbers"]["rows"][0]
+    fedbuff = written["numbers"]["rows"][0]
     assert round(fedbuff["paper_mb_up"]) == 3057  # the paper says 3,052 of its unrounded uploads
     frames = row["kb_up"] * 1000
     assert paper_bytes("affine:4") < frames <= paper_bytes("affine:4") + 64
     assert row["mb_up"][0] == pytest.approx(60 * frames / 1e6)
-    assert found["commit"] is None or isinstance(found["commit"], str)
+    assert written["commit"] is None or isinstance(written["commit"], str)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("summary.json")}
     assert len(before) == 4
     again = tiny("table2", tmp_path)
@@ -203,12 +203,12 @@ def _row(name: str, uploads: list[int | None], up: float, down: float) -> rows.R
 
 
 def test_claims_hold_on_the_papers_own_table_but_for_the_caption_of_its_figure() -> None:
-    found = {"fedbuff": _row("fedbuff", [26_100], 117.128, 117.128)}
+    published = {"fedbuff": _row("fedbuff", [26_100], 117.128, 117.128)}
     for (client, server), (thousands, _) in cells.TABLE1.items():
         sizes = [paper_bytes(f"affine:{bits}") / 1000 for bits in (client, server)]
         name = f"affine-{client}-{server}"
-        found[name] = _row(name, [round(1000 * thousands)], *sizes)
-    base = found["fedbuff"]
+        published[name] = _row(name, [round(1000 * thousands)], *sizes)
+    base = published["fedbuff"]
     pairs = {
         name: rows.Paired(
             seeds=1,
@@ -218,9 +218,9 @@ def test_claims_hold_on_the_papers_own_table_but_for_the_caption_of_its_figure()
             fewer_up=(base.mb_up[0] / row.mb_up[0], math.nan, math.nan),
             fewer_down=(base.mb_down[0] / row.mb_down[0], math.nan, math.nan),
         )
-        for name, row in found.items()
+        for name, row in published.items()
     }
-    held = [claim.held for claim in claims.table1(found, pairs, 150_000, "affine")]
+    held = [claim.held for claim in claims.table1(published, pairs, 150_000, "affine")]
     assert held == [True, True, True, True, True, False]  # 8/2 saves 2.9× up, 2/8 saves 1.7× down
 
 
@@ -306,36 +306,36 @@ def test_on_the_real_mushrooms_f_star_and_the_first_thousand_steps_are_the_autho
     learner = Logistic(datasets.load(str(Path(DATA or "") / "mushrooms.libsvm.gz")))
     optimum = learner.optimum()
     assert abs(optimum - mushrooms.OPTIMUM) < 1e-9
-    found = mushrooms.runs(learner.x.size)
+    chosen = mushrooms.runs(learner.x.size)
     for name, digits in {"FedBuff": 1e-4, "QAFeL topk c100 s1": 1e-4, "QAFeL qsgd c4 s8": 0.15}.items():
-        gaps = dict(mushrooms.run(learner, optimum, found[name], 1000, 0))
+        gaps = dict(mushrooms.run(learner, optimum, chosen[name], 1000, 0))
         for mark, theirs in zip((100, 1000), mushrooms.REFERENCE[name], strict=False):
             assert gaps[mark] == pytest.approx(theirs, rel=digits)
 
 
 def test_the_problem_of_the_theorem_has_the_constants_it_claims() -> None:
-    found = problem.Problem(0.1)
+    posed = problem.Problem(0.1)
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal(problem.SIZE) for _ in range(2))
 
     def gradient(client: int, w: Any) -> Any:
-        rows = found.signed[client]
+        rows = posed.signed[client]
         return -(rows.T @ (1 / (1 + np.exp(rows @ w)))) / problem.SAMPLES
 
     for client in range(problem.CLIENTS):
         assert np.linalg.norm(gradient(client, x)) <= 1
         apart = np.linalg.norm(gradient(client, x) - gradient(client, y))
-        assert apart <= found.smoothness * np.linalg.norm(x - y)
-    assert np.allclose(np.linalg.norm(found.flat, axis=1), 1)
+        assert apart <= posed.smoothness * np.linalg.norm(x - y)
+    assert np.allclose(np.linalg.norm(posed.flat, axis=1), 1)
 
 
 def test_a_run_stays_below_the_theorems_bound_and_the_condition_holds() -> None:
     chosen = problem.quantizers("both", 2)
-    found = problem.measure(chosen, 250, 0)
-    seen = problem.setting(chosen, 250, found.max_staleness)
+    measured = problem.measure(chosen, 250, 0)
+    seen = problem.setting(chosen, 250, measured.max_staleness)
     assert formulas.condition(seen) <= 1
-    assert 0 < found.mean_gradient <= formulas.bound(seen).total
-    assert len(found.gradients) == 251
+    assert 0 < measured.mean_gradient <= formulas.bound(seen).total
+    assert len(measured.gradients) == 251
 
 
 def test_all_names_every_study() -> None:

@@ -241,7 +241,7 @@ def test_a_third_party_registers_a_quantizer_and_it_composes(monkeypatch: pytest
     _base._parse.cache_clear()
 
 
-def test_an_installed_package_is_found_by_its_entry_point(
+def test_an_installed_package_is_known_by_its_entry_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_base, "_registry", dict(_base._registry))

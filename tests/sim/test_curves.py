@@ -45,21 +45,21 @@ def rising(slope: float, top: float = 0.9, start: float = 0.5, count: int = 41) 
 
 
 def test_a_run_that_learns_half_as_fast_needs_twice_the_uploads() -> None:
-    found = against([result(rising(0.02), up=10)], [result(rising(0.04), up=1000)], "base", "accuracy")
-    assert found is not None
-    assert found.level == pytest.approx(0.88)
-    assert found.uploads == pytest.approx(1900)
-    assert found.ratio[0] == pytest.approx(2.0)
-    assert math.isnan(found.ratio[1])  # one seed says nothing about others
-    assert found.fewer_up[0] == pytest.approx(50)
-    assert found.fewer_down[0] == pytest.approx(50)
+    comparison = against([result(rising(0.02), up=10)], [result(rising(0.04), up=1000)], "base", "accuracy")
+    assert comparison is not None
+    assert comparison.level == pytest.approx(0.88)
+    assert comparison.uploads == pytest.approx(1900)
+    assert comparison.ratio[0] == pytest.approx(2.0)
+    assert math.isnan(comparison.ratio[1])  # one seed says nothing about others
+    assert comparison.fewer_up[0] == pytest.approx(50)
+    assert comparison.fewer_down[0] == pytest.approx(50)
 
 
 def test_a_metric_that_falls_is_compared_like_one_that_rises() -> None:
     fast, slow = ([1 - value for value in rising(slope)] for slope in (0.04, 0.02))
-    found = against([result(slow, metric="loss")], [result(fast, metric="loss")], "base", "loss")
-    assert found is not None
-    assert found.ratio[0] == pytest.approx(2.0)
+    comparison = against([result(slow, metric="loss")], [result(fast, metric="loss")], "base", "loss")
+    assert comparison is not None
+    assert comparison.ratio[0] == pytest.approx(2.0)
 
 
 def noisy(slope: float, seed: int, **options: Any) -> Result:
@@ -76,51 +76,51 @@ def test_the_interval_holds_the_ratio_and_grows_narrow_with_the_seeds() -> None:
         base = [noisy(0.025, 500 + seed) for seed in range(seeds)]
         for k, run in enumerate(base):
             run.summary.settings["seed"] = 100 + k
-        found = against(mine, base, "base", "accuracy")
-        assert found is not None
-        assert found.seeds == list(range(100, 100 + seeds))
-        _, low, high = found.ratio
+        comparison = against(mine, base, "base", "accuracy")
+        assert comparison is not None
+        assert comparison.seeds == list(range(100, 100 + seeds))
+        _, low, high = comparison.ratio
         assert low <= 1.25 <= high
-        assert low <= found.ratio[0] <= high
+        assert low <= comparison.ratio[0] <= high
         widths.append(high - low)
     assert widths[1] < widths[0]
-    assert against(mine, base, "base", "accuracy") == found  # the same seeds, the same interval
+    assert against(mine, base, "base", "accuracy") == comparison  # the same seeds, the same interval
 
 
 def test_first_crossings_of_single_seeds_stay_beside_the_mean() -> None:
     flat = result([0.5] * 41, seed=1)
-    found = against(
+    comparison = against(
         [result(rising(0.02), seed=0), flat],
         [result(rising(0.04), seed=s) for s in (0, 1)],
         "base",
         "accuracy",
     )
-    assert found is not None
-    assert found.by_seed == [pytest.approx(1900), None]
-    assert found.reference_by_seed == [pytest.approx(950)] * 2
-    assert found.uploads == math.inf
-    assert found.ratio[0] == math.inf
+    assert comparison is not None
+    assert comparison.by_seed == [pytest.approx(1900), None]
+    assert comparison.reference_by_seed == [pytest.approx(950)] * 2
+    assert comparison.uploads == math.inf
+    assert comparison.ratio[0] == math.inf
 
 
 def test_only_seeds_that_both_have_are_compared() -> None:
     mine = [result(rising(0.02), seed=seed) for seed in (0, 1, 2)]
     base = [result(rising(0.04), seed=seed) for seed in (2, 3)]
-    found = against(mine, base, "base", "accuracy")
-    assert found is not None
-    assert found.seeds == [2]
+    comparison = against(mine, base, "base", "accuracy")
+    assert comparison is not None
+    assert comparison.seeds == [2]
     assert against(mine, [result(rising(0.04), seed=9)], "base", "accuracy") is None
 
 
 def test_a_mean_curve_goes_as_far_as_all_of_its_runs_do() -> None:
     early, late = rising(0.04)[:11], rising(0.02)[:21]  # both end when they reach 0.9
     base = [result(early, seed=0), result(late, seed=1)]
-    found = against(base, base, "base", "accuracy")
-    assert found is not None
-    assert list(found.ratio) == pytest.approx([1.0, 1.0, 1.0])
-    assert found.level == pytest.approx(0.5 + 0.95 * 0.285)  # the mean of both, at 900 and 1,000 uploads
-    assert found.uploads < 1000
-    assert found.mb_up == pytest.approx(found.uploads * 1000 / 1e6)
-    assert found.by_seed[1] == pytest.approx(1353.75)  # beyond 1,000, where the other one has ended
+    comparison = against(base, base, "base", "accuracy")
+    assert comparison is not None
+    assert list(comparison.ratio) == pytest.approx([1.0, 1.0, 1.0])
+    assert comparison.level == pytest.approx(0.5 + 0.95 * 0.285)  # the mean of both, at 900 and 1,000 uploads
+    assert comparison.uploads < 1000
+    assert comparison.mb_up == pytest.approx(comparison.uploads * 1000 / 1e6)
+    assert comparison.by_seed[1] == pytest.approx(1353.75)  # beyond 1,000, where the other one has ended
 
 
 def test_a_reference_that_learned_nothing_is_no_measure() -> None:
@@ -212,8 +212,8 @@ def test_from_five_seeds_on_the_interval_holds_the_ratio_as_often_as_it_says() -
             runs.append(result(curve.tolist(), seed=seed))
         return runs
 
-    found = [against(group(10), group(8), "base", "accuracy") for _ in range(100)]
-    held = sum(one is not None and one.ratio[1] <= 1.25 <= one.ratio[2] for one in found)
+    compared = [against(group(10), group(8), "base", "accuracy") for _ in range(100)]
+    held = sum(one is not None and one.ratio[1] <= 1.25 <= one.ratio[2] for one in compared)
     assert held >= 90
 
 

@@ -43,7 +43,7 @@ def test_a_checkpoint_speaks_of_frames_that_later_ones_do_not_overwrite(tmp_path
     end = again.spilled
     for task in range(10):
         again.put(task, b"y" * 5000)
-    assert again.spilled == end  # places are found again after a resume
+    assert again.spilled == end  # places are known again after a resume
     again.close()
 
 

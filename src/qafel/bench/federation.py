@@ -47,7 +47,7 @@ from qafel.bench.memory import kilobytes
 from qafel.config import DEFAULT_QUANTIZER, SERVER_QUANTIZER
 from qafel.errors import QafelWarning
 from qafel.federation import Broker, Subjects
-from qafel.federation.nats import Connection
+from qafel.federation.connection import Connection
 from qafel.federation.server.increments import Increments
 from qafel.federation.server.streams import open_keys
 from qafel.quantizers import quantizer

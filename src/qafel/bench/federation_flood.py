@@ -21,9 +21,9 @@ from qafel.bench.federation_load import (
 )
 from qafel.federation import Broker, Subjects
 from qafel.federation.client import MIN_WAIT
+from qafel.federation.connection import Connection
 from qafel.federation.entries import Upload
 from qafel.federation.messages import Ask, Lease
-from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest
 
 ASKING = 10

@@ -12,9 +12,9 @@ import numpy as np
 from qafel import vectors, wire
 from qafel.config import Job
 from qafel.federation import Plan, Subjects, serve
+from qafel.federation.connection import Connection
 from qafel.federation.entries import Upload, token
 from qafel.federation.messages import Answer, Ask, Lease
-from qafel.federation.nats import Connection
 from qafel.federation.server.reader import LogReader
 from qafel.streams import derive, generator
 

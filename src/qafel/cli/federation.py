@@ -1,6 +1,7 @@
 """``qafel broker``, ``serve``, ``join``, ``keys`` and ``status``."""
 
 import datetime
+import signal
 import sys
 import time
 from pathlib import Path
@@ -81,7 +82,7 @@ def broker(
 
     Example: qafel broker --dir runs/broker
     """
-    from qafel.federation.broker import Broker, configuration, interrupted_by_sigterm, watch
+    from qafel.federation.broker import Broker, configuration
 
     limits: dict[str, Any] = {
         "host": host,
@@ -95,17 +96,17 @@ def broker(
         files.write(config_only, text.encode(), sync=False)
         show.json({"config": str(config_only)}) if json else typer.echo(f"Written: {config_only}")
         return
-    one = Broker(folder, port=port, **limits)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with interrupted_by_sigterm(), one:
+        with Broker(folder, port=port, **limits) as one:
             if json:
                 pid = one.process.pid if one.process else None
                 show.json({"url": one.url, "pid": pid, "dir": str(folder)})
             else:
                 typer.echo(f"Broker: {one.url}   (log: {folder / 'broker.log'}; Ctrl-C stops it)")
             sys.stdout.flush()
-            for _ in watch(one):
-                pass
+            while one.process is not None and one.process.poll() is None:
+                time.sleep(0.2)
     except KeyboardInterrupt:
         return
     raise BrokerError(f"the broker process ended; see {folder / 'broker.log'}")
@@ -233,7 +234,8 @@ def status(
             for status in seen:
                 show.json(status) if json else show.console.print(_view(status))
                 if once:
-                    return
+                    break
+            return
         with Live(console=show.console, refresh_per_second=4) as view:
             for status in seen:
                 view.update(_view(status))
@@ -244,21 +246,12 @@ def status(
 def _view(status: dict[str, Any]) -> Any:
     from rich.table import Table
 
+    from qafel.federation.operate import facts
+
     table = Table.grid(padding=(0, 2))
     bar = "█" * round(20 * status["buffer"][0] / max(1, status["buffer"][1]))
-    rows = {
-        "federation": f"{status['name']}   term {status['term']}   {status['seconds']:,.0f} s",
-        "version": f"{status['version']:,}",
-        "uploads": f"{status['uploads']:,} of {status['wanted']:,}",
-        "rejected": ", ".join(f"{n:,} {why}" for why, n in status["rejected"].items()) or "none",
-        "buffer": f"{bar:<20} {status['buffer'][0]} of {status['buffer'][1]}",
-        "staleness": f"{status['staleness']:.2f}",
-        "tasks in flight": f"{status['leases'][0]:,} of at most {status['leases'][1]:,}",
-        "clients": f"{status['clients']:,} in the last minute",
-        "MB up, down": f"{status['bytes_up'] / 1e6:,.2f}, {status['bytes_down'] / 1e6:,.2f}",
-        **{k: "–" if v is None else f"{v:.4g}" for k, v in status["metrics"].items()},
-        "ended by" if status["reason"] else "seen": status["reason"] or time.strftime("%H:%M:%S"),
-    }
+    rows = {"federation": f"{status['name']}   {status['seconds']:,.0f} s", **facts(status)}
+    rows["buffer"] = f"{bar:<20} {rows['buffer']}"
     for key, value in rows.items():
         table.add_row(f"[bold]{key}[/bold]", value)
     return table

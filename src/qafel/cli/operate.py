@@ -7,7 +7,6 @@ import typer
 
 from qafel.cli import show
 from qafel.cli.federation import BROKER, BrokerUrl, Keys
-from qafel.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="List, stop, change and delete federations.")
 Name = Annotated[str, typer.Argument(help="The federation's name.")]
@@ -60,7 +59,7 @@ def list_clients(name: Name, broker: BrokerUrl = BROKER, keys: Keys = None, json
             f"{seen:,.0f} s ago",
             f"{tasks:,}",
             reason or "counted",
-            ", ".join(map(str, rejected)) or "none",
+            operate.counts(rejected),
             "–" if behind is None else f"{behind:,}",
         ]
         for client, seen, tasks, reason, rejected, behind in rows
@@ -101,13 +100,9 @@ def change(
     Example: qafel federation set faces uploads=20000 max_norm=5.0
     """
     from qafel.federation.entries import Change
-    from qafel.tasks.values import parse
+    from qafel.tasks.values import parse_changes
 
-    pairs = [value.partition("=") for value in values]
-    for value, (_, equals, _) in zip(values, pairs, strict=True):
-        if not equals:
-            raise ConfigError(f"qafel federation set takes key=value, got {value!r}")
-    _decide(name, broker, Change({key.strip(): parse(text.strip()) for key, _, text in pairs}), keys, json)
+    _decide(name, broker, Change(parse_changes(values)), keys, json)
 
 
 @app.command("skip")

@@ -1,18 +1,15 @@
 """``qafel reproduce``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from qafel.cli import show
 from qafel.cli.compare import Jobs, batch_progress
 from qafel.cli.run import Changes
-from qafel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from qafel.reproduce import Study
 
 PAPER = ("table1", "table2", "concurrency", "quantizers", "hidden-state", "mushrooms", "theory")
@@ -51,11 +48,11 @@ def reproduce(
     """
     from qafel import reproduce as studies
     from qafel.extras import require
-    from qafel.tasks.values import unknown
+    from qafel.tasks.values import parse_changes, unknown
 
     if name != "all" and name not in NAMES:
         raise unknown("study", name, (*NAMES, "all"))
-    changes = _parsed(change or ())
+    changes = parse_changes(change or ())
     require("this study", "torch", "data", "figures")
     if out is not None:
         show.out_folder(out)
@@ -77,19 +74,6 @@ def reproduce(
             _print(study, form)
     if json:
         show.json(results if name == "all" else results[0])
-
-
-def _parsed(changes: "Iterable[str]") -> dict[str, Any]:
-    """Settings from key=value."""
-    from qafel.tasks.values import parse
-
-    settings = {}
-    for text in changes:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"a change is key=value, got {text!r}")
-        settings[key.strip()] = parse(value.strip())
-    return settings
 
 
 def _data_for(study: str, data: str | None) -> str | None:

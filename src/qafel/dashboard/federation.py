@@ -59,7 +59,7 @@ class Federation:
 
     def _follow(self) -> None:
         from qafel.federation import watch
-        from qafel.federation.operate import clients, points
+        from qafel.federation.operate import clients, facts, points
 
         rows: list[list[Any]] = []
         while True:
@@ -70,7 +70,11 @@ class Federation:
                         read = points(self.name, self._broker, self._keys)
                         self._points = [decode_point(msgspec.json.encode(point)) for point in read]
                     self._reason = status["reason"]
-                    self._content = {"name": self.name, "facts": _facts(status), "clients": _rows(rows)}
+                    self._content = {
+                        "name": self.name,
+                        "facts": list(facts(status).items()),
+                        "clients": _rows(rows),
+                    }
                 if self._reason:
                     return
             except Exception as error:
@@ -78,37 +82,17 @@ class Federation:
             time.sleep(PAUSE)
 
 
-def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
-    buffered, size = status["buffer"]
-    leases, concurrency = status["leases"]
-    saved = status.get("checkpoint")
-    return [
-        ("uploads", f"{status['uploads']:,} of {status['wanted']:,}"),
-        ("version", f"{status['version']:,}"),
-        ("buffer", f"{buffered} of {size}"),
-        ("tasks in flight", f"{leases:,} of {concurrency:,}"),
-        ("clients in the last minute", f"{status['clients']:,}"),
-        ("mean staleness", f"{status['staleness']:.2f}"),
-        ("MB up", f"{status['bytes_up'] / 1e6:,.2f}"),
-        ("MB down", f"{status['bytes_down'] / 1e6:,.2f}"),
-        *((name, "–" if value is None else f"{value:.4g}") for name, value in status["metrics"].items()),
-        ("rejected", ", ".join(f"{n:,} {why}" for why, n in status["rejected"].items()) or "none"),
-        ("leader's term", str(status["term"])),
-        ("log entry", f"{status['sequence']:,}"),
-        ("checkpoint", "none yet" if saved is None else f"{saved:,.0f} s ago"),
-        ("state", f"ended: {status['reason']}" if status["reason"] else "running"),
-    ]
-
-
 def _rows(rows: list[list[Any]]) -> list[list[str]]:
     """The clients: number, last seen, versions behind, decided tasks, rejections."""
+    from qafel.federation.operate import counts
+
     return [
         [
             str(client),
             f"{seen:,.0f} s ago",
             "–" if behind is None else f"{behind:,}",
             f"{tasks:,}",
-            ", ".join(f"{n:,} {why}" for why, n in rejected.items()) or "none",
+            counts(rejected),
         ]
         for client, seen, tasks, _, rejected, behind in rows[:MAX_CLIENTS]
     ]

@@ -28,16 +28,16 @@ from qafel.extras import require
 from qafel.federation.broker import Broker
 from qafel.federation.client import FederationClient
 from qafel.federation.client.trainer import Training, own_training, parse_plan, plan_training
+from qafel.federation.connection import Connection, Notice, quiet
 from qafel.federation.entries import Report
 from qafel.federation.keys import Key, read
-from qafel.federation.nats import Connection, Notice, quiet
 from qafel.federation.operate import watch
 from qafel.federation.plan import Plan, read_plan, read_welcome
 from qafel.federation.server import Evaluate, FederationServer
 from qafel.federation.server.leader import Leadership
 from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import Subjects
-from qafel.federation.waiting import complete
+from qafel.federation.waiting import complete, unless
 from qafel.records import provenance
 from qafel.runs.folder import RunFolder
 from qafel.runs.result import Result
@@ -129,11 +129,13 @@ def _key(keys: str | Path | None, name: str, role: str, client: int | None = Non
     if keys is None:
         return None
     key = read(Path(keys))
-    who = f"client {key.client}" if key.role == "client" else f"the {key.role}"
-    number = "a client" if client is None else f"client {client}"
-    wanted = number if role == "client" else f"the {role}"
-    if key.name != name or (who != wanted and not (role == "client" and client is None and key.role == role)):
-        raise ConfigError(f"{keys} is the key of {who} of {key.name!r}, not of {wanted} of {name!r}")
+    if (key.name, key.role) != (name, role) or client not in (None, key.client):
+        who = f"client {key.client}" if key.role == "client" else f"the {key.role}"
+        wanted = "a client" if client is None else f"client {client}"
+        raise ConfigError(
+            f"{keys} is the key of {who} of {key.name!r}, not of "
+            f"{wanted if role == 'client' else f'the {role}'} of {name!r}"
+        )
     return key
 
 
@@ -155,7 +157,7 @@ async def _serve(
     page = None
     try:
         if port is not None:
-            page = await server.metrics.serve("127.0.0.1", port)
+            page = await server.metrics.serve(port)
             notice("metrics", url=f"http://127.0.0.1:{page.sockets[0].getsockname()[1]}/metrics")
         with _on_sigterm(server.stopping.set):
             state = await server.run()
@@ -244,8 +246,8 @@ def join(
     if folder is not None:
         folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.lock()
-    own: dict[str, Any] = {"data": data, "model": model, "loss": loss, "optimizer": optimizer}
-    mine = {name: value for name, value in (own | {"metrics": metrics}).items() if value is not None}
+    own = {"data": data, "model": model, "loss": loss, "optimizer": optimizer, "metrics": metrics}
+    mine = {name: value for name, value in own.items() if value is not None}
     training = own_training(train, evaluate, samples, data) if train is not None else None
     path = folder.path if folder else None
     prepare = functools.partial(
@@ -267,28 +269,29 @@ async def _join(
     notice: Notice,
     prepare: Callable[[Connection], Awaitable[FederationClient]],
 ) -> Joined:
-    clients: list[FederationClient] = []
-    current = asyncio.current_task()
+    stopping = asyncio.Event()
+    connection: Connection | None = None
+    one: FederationClient | None = None
 
     def stop() -> None:
-        if clients:
-            clients[0].stop()
-        elif current is not None:
-            current.cancel()
+        stopping.set()
+        if one is not None:
+            one.stop()
 
-    async def run() -> None:
+    async def start() -> None:
+        nonlocal connection, one
         connection = await Connection.open(broker, Subjects(name), client, key=key, notice=notice)
-        try:
-            clients.append(await prepare(connection))
-            await clients[0].run(tasks)
-        finally:
-            await connection.close()
+        one = await prepare(connection)
 
-    with contextlib.suppress(asyncio.CancelledError), _on_sigterm(stop):
-        await run()
-    if not clients:
-        return Joined(client)
-    one, follower = clients[0], clients[0].follower
+    try:
+        with _on_sigterm(stop):
+            await unless(stopping, start())
+            if one is None:
+                return Joined(client)
+            await one.run(tasks)
+    finally:
+        if connection is not None:
+            await connection.close()
     return Joined(
         client=client,
         tasks=one.tasks,
@@ -298,10 +301,10 @@ async def _join(
         version=one.core.version,
         digest=f"{one.core.hidden.digest:016x}" if one.core.in_sync else "",
         bytes_up=one.bytes_up,
-        bytes_down=follower.bytes_down,
-        snapshots=follower.snapshots,
-        increments=follower.increments,
-        resyncs=follower.resyncs,
+        bytes_down=one.follower.bytes_down,
+        snapshots=one.follower.snapshots,
+        increments=one.follower.increments,
+        resyncs=one.follower.resyncs,
     )
 
 

@@ -16,12 +16,10 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
 from qafel import files
 from qafel.errors import BrokerError, ConfigError, MissingExtraError
@@ -65,15 +63,11 @@ def configuration(
     sync_always: bool = False,
     max_payload: int = MAX_PAYLOAD,
     max_store: int | str | None = None,
-    max_memory: int | str | None = None,
-    name: str = "qafel",
-    routes: Sequence[str] = (),
-    cluster_port: int | None = None,
 ) -> str:
-    """The configuration of a broker, or of one node of a cluster.
+    """The configuration of a broker.
 
-    ``keys`` is the folder of qafel keys, or its folder ``broker``. ``max_store`` and ``max_memory`` limit
-    what JetStream stores on disk and in memory: bytes, or a text such as ``10G``.
+    ``keys`` is the folder of qafel keys, or its folder ``broker``. ``max_store`` limits what JetStream stores
+    on disk: bytes, or a text such as ``10G``.
     """
     if keys is None and not _is_loopback(host):
         raise ConfigError(
@@ -81,7 +75,7 @@ def configuration(
         )
     folder = None if keys is None else broker_folder(keys)
     lines = [
-        f"server_name: {_quoted(name)}",
+        'server_name: "qafel"',
         f"listen: {_quoted(_address(host, port))}",
         f"max_payload: {max_payload}",
         "max_connections: 65536",
@@ -92,18 +86,8 @@ def configuration(
         f"  store_dir: {_quoted(str(store))}",
         *(["  sync_interval: always"] if sync_always else []),
         *([f"  max_file_store: {_size(max_store)}"] if max_store is not None else []),
-        *([f"  max_memory_store: {_size(max_memory)}"] if max_memory is not None else []),
         "}",
     ]
-    if cluster_port is not None:
-        lines += [
-            "cluster {",
-            '  name: "qafel"',
-            f"  listen: {_quoted(_address(host, cluster_port))}",
-            f"  routes: {json.dumps(list(routes))}",
-            *(_tls(folder, verify=True) if folder else []),
-            "}",
-        ]
     if folder is not None:
         lines += _locked(folder)
     return "\n".join(lines) + "\n"
@@ -196,7 +180,6 @@ class Broker:
         sync_always: bool = False,
         max_payload: int = MAX_PAYLOAD,
         max_store: int | str | None = None,
-        max_memory: int | str | None = None,
     ) -> None:
         self.folder, self.host, self.port = Path(folder), host, port or free_port(host)
         self.url = f"{'tls' if keys else 'nats'}://{_address(host, self.port)}"
@@ -209,7 +192,6 @@ class Broker:
             sync_always=sync_always,
             max_payload=max_payload,
             max_store=max_store,
-            max_memory=max_memory,
         )
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -266,31 +248,6 @@ def last_error(log: Path) -> str:
     """The last error in a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line for line in reversed(lines) if "[FTL]" in line or "[ERR]" in line), f"see {log}")
-
-
-def watch(broker: Broker) -> Iterator[None]:
-    """Yield from time to time while the broker runs."""
-    while broker.process is not None and broker.process.poll() is None:
-        yield
-        time.sleep(0.2)
-
-
-@contextlib.contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM a KeyboardInterrupt, as Ctrl-C is."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _spawn(command: list[str], out: int) -> "subprocess.Popen[bytes]":

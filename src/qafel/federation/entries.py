@@ -16,8 +16,6 @@ from qafel import wire
 
 TOKEN_BYTES = 16
 KEY_BYTES = 32
-UPLOAD_OVERHEAD = 4096
-"""An upload is at most this much longer than its frame."""
 _LEASE = struct.Struct("<3Q")
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 

@@ -24,7 +24,7 @@ class Welcome(wire.Sealed, frozen=True):
     """What a client needs before its first snapshot. Its format is that of the whole federation."""
 
     MAGIC: ClassVar[bytes] = b"QT"
-    FORMAT: ClassVar[int] = 3
+    FORMAT: ClassVar[int] = 4
 
     job: bytes
     plan: str
@@ -91,7 +91,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 class Answer(wire.Sealed, frozen=True):
     """What became of a client's newest decided task, and what to do next."""
 
-    MAGIC: ClassVar[bytes] = b"QR"
+    MAGIC: ClassVar[bytes] = b"QG"
 
     session: bytes
     """The process that is meant; empty: the server does not know it yet."""

@@ -1,307 +1,175 @@
-"""The connection to a NATS broker: the requests that a federation makes."""
+"""The client of nats-py, made sturdy, and what a broker's answers mean, as values and as errors.
 
-import asyncio
-import base64
-import contextlib
-import json
-import random
-from collections.abc import Awaitable, Callable
-from typing import Any, Self, TypeVar
+No other module imports nats-py. No byte is sent before the broker is verified, and no header stops the
+client.
+"""
+
+import ssl
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from qafel.errors import BrokerError, FencedError
-from qafel.federation.keys.credentials import Key, credentials
-from qafel.federation.subjects import Subjects, inbox
-from qafel.federation.transport import (
-    CLOSED,
-    NO_MESSAGE,
-    NOT_FOUND,
-    Message,
-    checked,
-    connection,
-    may_pass,
-    refusal,
-    sentence,
-    stored_message,
-)
+from qafel.extras import require
+from qafel.federation.keys.credentials import is_secure
 
-PATIENCE = 10.0
-"""The default time to wait for a broker that does not answer, in seconds."""
-TIMEOUT = 5.0
-MAX_PAUSE = 10.0
-"""The longest pause between two attempts to reconnect, in seconds."""
-MIN_SPEED = 50_000
-"""The timeout of a request allows for a connection of this many bytes per second."""
-_OPTIONS = {
-    "allow_reconnect": False,
-    "connect_timeout": TIMEOUT,
-    "max_reconnect_attempts": -1,
-    "ping_interval": 5,
-    "max_outstanding_pings": 3,
-    "pending_size": 1 << 26,
-}
-Notice = Callable[..., None]
-"""Called with the name of an event and its fields; level="task" marks what happens for every task."""
-T = TypeVar("T")
+WRONG_LAST = (10071, 10164)
+NOT_FOUND, NO_MESSAGE = 10059, 10037
+CLOSED = -1
+"""The code of an error after which nats-py does not reconnect."""
+NO_SPACE = (10002, 10023, 10028, 10047, 10077)
+"""The broker has no room: on its disk, in a stream, or in a client's share of a stream."""
 
 
-def quiet(event: str, **fields: Any) -> None:
-    """Report nothing."""
-    del event, fields
+class Message(NamedTuple):
+    """A stored message."""
+
+    sequence: int
+    subject: str
+    data: bytes
 
 
-class Connection:
-    """The connection of the server or of a client to the broker of one federation."""
+def sentence(error: BaseException) -> str:
+    """The text of an error on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
-    def __init__(self, nc: Any, subjects: Subjects) -> None:
-        self.nc, self.subjects, self.closing, self.last_error = nc, subjects, False, ""
-        self._attempts = 0
 
-    @classmethod
-    async def open(
-        cls,
-        url: str,
-        subjects: Subjects,
-        who: int | str,
-        *,
-        key: Key | None = None,
-        patience: float = PATIENCE,
-        notice: Notice = quiet,
-    ) -> "Connection":
-        """Connect; retry a broker that does not answer for ``patience`` seconds."""
-        one = cls(None, subjects)
-        options = {
-            "name": f"qafel {subjects.name} {who}",
-            "inbox_prefix": inbox(who),
-            **_OPTIONS,
-            "reconnect_to_server_handler": one._next_server,
-            **one._callbacks(url, notice),
-            **credentials(url, key),
-        }
-        clock = asyncio.get_running_loop().time
-        until, wait = clock() + patience, 0.05
-        while True:
-            nc = connection(url)
+def problems() -> tuple[type[Exception], ...]:
+    """What a client raises when the broker does not answer."""
+    import nats.errors
+
+    return nats.errors.Error, OSError, TimeoutError
+
+
+def refusal(url: str, error: Exception, keyed: bool, last: str = "") -> BrokerError:
+    """The error for a refused connection: why, what to do, and whether it may be accepted later."""
+    text = last if isinstance(error, TimeoutError) and last else sentence(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = (
+            "was not signed by the CA in this key" if keyed else "was not signed by a CA that is trusted here"
+        )
+        why = "has expired; renew it with qafel keys rotate" if "expired" in text else why
+        hint = "" if keyed else "; pass its keys"
+        return BrokerError(f"the certificate of {url} {why} ({error.verify_message}){hint}", may_pass=False)
+    if "authorization" in text.lower() or "authentication" in text.lower():
+        what = (
+            "does not accept this key, which may be revoked or expired"
+            if keyed
+            else "requires a key; pass its keys"
+        )
+        return BrokerError(f"the broker at {url} {what} ({text})", may_pass=False)
+    if isinstance(error, ssl.SSLError) or "secure connection" in text.lower():
+        return BrokerError(
+            f"no secure connection to {url}: {text}; does it start with the right tls:// or nats://?",
+            may_pass=False,
+        )
+    return BrokerError(f"no broker at {url}: {text}; start one with qafel broker, or correct the address")
+
+
+def checked(message: Any) -> dict[str, Any]:
+    """The broker's answer to a call; BrokerError if it refused, FencedError if another server was faster."""
+    try:
+        answer: dict[str, Any] = msgspec.json.decode(message.data, type=dict[str, Any])
+        problem = answer.get("error")
+        if not problem:
+            return answer
+        code, text = int(problem.get("err_code", 0)), str(problem.get("description", "an error"))
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, ValueError) as error:
+        raise BrokerError(f"the broker's answer cannot be read: {sentence(error)}") from error
+    if code in WRONG_LAST:
+        raise FencedError(f"another server has written since ({text})", code)
+    raise BrokerError(f"the broker refused: {text}", code)
+
+
+def stored_message(answer: Any) -> Message | None:
+    """The message in an answer of the broker's direct API; None if there is none."""
+    headers = answer.headers or {}
+    if "Nats-Sequence" not in headers:
+        status = headers.get("Status", "")
+        if status in ("404", "408"):
+            return None
+        raise BrokerError(f"the broker could not read a message: {status} {headers.get('Description', '')}")
+    try:
+        return Message(int(headers["Nats-Sequence"]), headers["Nats-Subject"], answer.data)
+    except (KeyError, ValueError) as error:
+        raise BrokerError(f"the broker's answer cannot be read: {sentence(error)}") from error
+
+
+def new_client(url: str) -> Any:
+    """A ``nats.aio.client.Client`` that is not connected; for ``tls://`` it has a guarded transport."""
+    require("a connection to a broker", "federation")
+    from nats.aio.client import Client
+    from nats.errors import ProtocolError
+
+    class Sturdy(Client):
+        """A client whose reader survives any damage; the original stops reading, and stays connected."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._ps.parse, self._parse = self._parse_or_reconnect, self._ps.parse  # type: ignore[method-assign]
+
+        async def _parse_or_reconnect(self, data: bytes = b"") -> None:
             try:
-                left = max(TIMEOUT, until - clock())
-                await asyncio.wait_for(nc.connect(url.split(","), **options), left)
-                break
-            except Exception as error:
-                await _give_up(nc)
-                if not may_pass(error) or clock() > until:
-                    raise refusal(url, error, key is not None, one.last_error) from error
-            await asyncio.sleep(wait * random.uniform(0.5, 1))
-            wait = min(2 * wait, 1.0)
-        nc.options["allow_reconnect"] = True
-        one.nc = nc
-        return one
+                await self._parse(data)
+            except ValueError as error:  # JSON that cannot be read, a number that is none
+                raise ProtocolError from error
 
-    def _callbacks(self, url: str, notice: Notice) -> dict[str, Any]:
-        """The callbacks of nats-py: each new problem is reported once."""
-
-        async def failed(error: Exception) -> None:
-            before, self.last_error = self.last_error, sentence(error)
-            if before != self.last_error and not self.closing:
-                notice("broker", detail=self.last_error)
-
-        async def lost() -> None:
-            if self.nc is not None and not self.closing:
-                notice("disconnected", detail=url)
-
-        async def back() -> None:
-            self.last_error, self._attempts = "", 0
-            notice("reconnected", detail=url)
-
-        return {"error_cb": failed, "disconnected_cb": lost, "reconnected_cb": back}
-
-    def _next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
-        """Where and when to reconnect: all servers in turn, with pauses that grow and are jittered."""
-        del info
-        pause = min(MAX_PAUSE, 0.05 * 2**self._attempts) * random.uniform(0.5, 1)
-        self._attempts = min(self._attempts + 1, 30)
-        return servers[self._attempts % len(servers)], pause
-
-    @property
-    def inbox(self) -> str:
-        """The prefix of this connection's reply subjects."""
-        return str(self.nc._inbox_prefix.decode())
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the broker can be reached now."""
-        return bool(self.nc.is_connected)
-
-    @property
-    def reconnects(self) -> int:
-        """The number of reconnections so far."""
-        return int(self.nc.stats["reconnects"])
-
-    @property
-    def max_payload(self) -> int:
-        """The largest message that the broker accepts, in bytes."""
-        return int(self.nc.max_payload)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connection; a broker that has gone away, or does not answer, is no error."""
-        import nats.errors
-
-        self.closing = True
-        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
-            await asyncio.wait_for(self.nc.close(), TIMEOUT)
-
-    async def call(self, subject: str, request: bytes = b"", timeout: float = TIMEOUT) -> Any:
-        """Call the JetStream API; return its answer or raise BrokerError."""
-        return checked(await self.request(subject, request, timeout))
-
-    async def request(
-        self, subject: str, data: bytes, timeout: float = TIMEOUT, headers: dict[str, str] | None = None
-    ) -> Any:
-        """Send a message and wait for its answer."""
-        import nats.errors
-
-        if self.nc.is_closed:
-            raise BrokerError(f"the broker closed the connection: {self.last_error}", CLOSED)
-        timeout += len(data) / MIN_SPEED
-        try:
-            return await self.nc.request(subject, data, timeout=timeout, headers=headers)
-        except nats.errors.NoRespondersError:
-            raise BrokerError(f"no service answers on {subject}") from None
-        except (nats.errors.Error, TimeoutError, OSError) as error:
-            raise BrokerError(f"no answer on {subject}: {sentence(error)}") from error
-
-    async def send(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Send a message without waiting for an answer."""
-        import nats.errors
-
-        try:
-            await self.nc.publish(subject, data, reply=reply)
-        except (nats.errors.Error, OSError) as error:
-            raise self._lost(error) from error
-
-    async def subscribe(self, subject: str, callback: Callable[[Any], Awaitable[None]]) -> Any:
-        """Subscribe to a subject."""
-        import nats.errors
-
-        try:
-            return await self.nc.subscribe(subject, cb=callback, pending_bytes_limit=1 << 30)
-        except (nats.errors.Error, OSError) as error:
-            raise self._lost(error) from error
-
-    def _lost(self, error: BaseException) -> BrokerError:
-        return BrokerError(f"no broker: {sentence(error)}", CLOSED if self.nc.is_closed else 0)
-
-    async def publish(
-        self,
-        subject: str,
-        data: bytes,
-        *,
-        headers: dict[str, str] | None = None,
-        timeout: float = TIMEOUT,
-    ) -> int:
-        """Store a message and return its sequence number, once the broker has acknowledged it."""
-        answer = checked(await self.request(subject, data, timeout, headers))
-        if not isinstance(answer.get("seq"), int):
-            raise BrokerError(f"the broker's acknowledgement cannot be read: {answer}")
-        return int(answer["seq"])
-
-    async def get(self, stream: str, sequence: int, timeout: float = TIMEOUT) -> Message | None:
-        """A stored message by its sequence number."""
-        request = json.dumps({"seq": sequence}).encode()
-        return await self.find(f"$JS.API.DIRECT.GET.{stream}", request, timeout)
-
-    async def last(self, stream: str, subject: str, timeout: float = TIMEOUT) -> Message | None:
-        """The newest message of a subject."""
-        return await self.find(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout)
-
-    async def find(self, subject: str, request: bytes, timeout: float = TIMEOUT) -> Message | None:
-        """A stored message, by a request to the broker's direct API."""
-        return stored_message(await self.request(subject, request, timeout))
-
-    async def newest(self, stream: str, subject: str) -> Message | None:
-        """The newest message of a subject, read from the stream's leader, not from a replica."""
-        return await self.from_leader(stream, {"last_by_subj": subject})
-
-    async def stored(self, stream: str, sequence: int) -> Message | None:
-        """A message by its sequence number; None only if the stream's leader does not have it."""
-        message = await self.get(stream, sequence) if sequence else None
-        return message if message or not sequence else await self.from_leader(stream, {"seq": sequence})
-
-    async def from_leader(self, stream: str, request: dict[str, Any]) -> Message | None:
-        """A stored message, by a request to the stream's leader."""
-        try:
-            answer = await self.call(f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps(request).encode())
-            stored = answer["message"]
-            return Message(int(stored["seq"]), stored["subject"], base64.b64decode(stored.get("data") or ""))
-        except BrokerError as error:
-            if error.code in (NO_MESSAGE, NOT_FOUND):
+        async def _process_headers(self, headers: Any) -> Any:
+            try:
+                return await super()._process_headers(headers)
+            except Exception:
                 return None
-            raise
-        except (KeyError, ValueError, TypeError) as error:
-            raise BrokerError(f"the broker's answer cannot be read: {sentence(error)}") from error
 
-    async def stream(self, name: str) -> Any | None:
-        """The ``config`` and ``state`` of a stream, or None if it does not exist."""
-        try:
-            return await self.call(f"$JS.API.STREAM.INFO.{name}")
-        except BrokerError as error:
-            if error.code == NOT_FOUND:
-                return None
-            raise
-
-    async def ensure(self, name: str, config: dict[str, Any]) -> Any:
-        """Create a stream, or update its configuration; an existing stream keeps its messages."""
-        request = msgspec.json.encode({"name": name, "storage": "file", "retention": "limits", **config})
-        info = await self.stream(name)
-        if info is None:
-            return await self.call(f"$JS.API.STREAM.CREATE.{name}", request)
-        same = all(info["config"].get(key) == value for key, value in config.items() if key != "first_seq")
-        return info if same else await self.call(f"$JS.API.STREAM.UPDATE.{name}", request)
-
-    async def delete(self, stream: str) -> None:
-        """Delete a stream, if it exists."""
-        try:
-            await self.call(f"$JS.API.STREAM.DELETE.{stream}")
-        except BrokerError as error:
-            if error.code != NOT_FOUND:
-                raise
-
-    async def purge(self, stream: str, *, below: int | None = None, subject: str | None = None) -> None:
-        """Remove messages below a sequence number, or of a subject, or both."""
-        request: dict[str, Any] = {} if below is None else {"seq": below}
-        if subject is not None:
-            request["filter"] = subject
-        await self.call(f"$JS.API.STREAM.PURGE.{stream}", json.dumps(request).encode())
+    client = Sturdy()
+    if is_secure(url):
+        client._transport = _guarded()
+    return client
 
 
-async def retry(
-    action: Callable[[], Awaitable[T]],
-    notice: Callable[[BrokerError], None] = lambda error: None,  # noqa: ARG005
-) -> T:
-    """Retry an action, with back-off and jitter, while the broker is away; ``notice`` is called once."""
-    wait, noticed = 0.05, False
-    while True:
-        try:
-            return await action()
-        except FencedError:
-            raise
-        except BrokerError as error:
-            if error.code == CLOSED:
-                raise
-            if not noticed and wait > 0.5:
-                notice(error)
-                noticed = True
-        await asyncio.sleep(wait * random.uniform(0.5, 1))
-        wait = min(2 * wait, 5.0)
+def _guarded() -> Any:
+    """A transport that writes nothing before the handshake has verified the broker.
 
+    A nats-py client that is closed writes its pending bytes, whatever the state of its connection. During the
+    handshake of a reconnection, this would wait for ever. The guarded transport cuts such a connection.
+    """
+    from nats.aio.transport import TcpTransport
 
-async def _give_up(nc: Any) -> None:
-    """Close the socket of a failed connection attempt, which nats-py leaves open."""
-    with contextlib.suppress(Exception):
-        await asyncio.wait_for(nc.close(), 1.0)
+    class Guarded(cast("type[Any]", TcpTransport)):  # type: ignore[misc]
+        """A transport that writes nothing before the handshake has verified the broker."""
+
+        _verified = False
+
+        async def connect(self, *args: Any, **options: Any) -> None:
+            self._verified = False
+            await super().connect(*args, **options)
+
+        async def connect_tls(self, *args: Any, **options: Any) -> None:
+            await super().connect_tls(*args, **options)
+            self._verified = True
+
+        def write(self, payload: bytes) -> None:
+            if self._verified:
+                super().write(payload)
+
+        def writelines(self, payload: list[bytes]) -> None:
+            if self._verified:
+                super().writelines(payload)
+
+        async def drain(self) -> None:
+            if self._verified:
+                await super().drain()
+
+        def close(self) -> None:
+            if self._verified:
+                super().close()
+            elif self._io_writer is not None:
+                self._io_writer.transport.abort()
+
+        async def wait_closed(self) -> None:
+            if self._verified:
+                await super().wait_closed()
+
+        def __bool__(self) -> bool:
+            return True
+
+    return Guarded()

@@ -14,7 +14,7 @@ import msgspec
 
 from qafel import wire
 from qafel.errors import FrameError
-from qafel.federation.nats import Connection
+from qafel.federation.connection import Connection
 
 PIECE = 1 << 18
 AT_ONCE = 4
@@ -48,11 +48,6 @@ class Manifest(wire.Sealed, frozen=True):
 def is_manifest(data: bytes) -> bool:
     """Whether a message is a manifest, not a frame."""
     return data[:2] == Manifest.MAGIC
-
-
-def frame_size(data: bytes) -> int:
-    """The length of the frame in a message, or of the frame that its manifest names."""
-    return Manifest.from_bytes(data).size if is_manifest(data) else len(data)
 
 
 def piece_size(max_payload: int) -> int:
@@ -106,6 +101,14 @@ async def get(
     if len(data) != manifest.size or await asyncio.to_thread(digest, data) != manifest.digest:
         raise FrameError(f"the pieces of object {manifest.digest} do not match its digest")
     return data
+
+
+async def increment(connection: Connection, data: bytes, limit: int, *, leader: bool = False) -> bytes:
+    """The frame in a message of the increments, or the object that its manifest names; see ``get``."""
+    if not is_manifest(data):
+        return data
+    stream, subject = connection.subjects.objects, connection.subjects.object("increment")
+    return await get(connection, stream, subject, Manifest.from_bytes(data), limit, leader=leader)
 
 
 async def put_verified(connection: Connection, stream: str, subject: str, data: bytes) -> Manifest:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from qafel.errors import BrokerError, ConfigError
+from qafel.federation.connection import Connection
 from qafel.federation.entries import Change, Decision, Skip, Stop
-from qafel.federation.keys import Key, read
-from qafel.federation.nats import Connection
+from qafel.federation.keys import read
 from qafel.federation.plan import Plan, change
 from qafel.federation.subjects import Subjects
 from qafel.federation.waiting import Loop, complete
@@ -20,40 +20,41 @@ SILENCE = 10.0
 T = TypeVar("T")
 
 
-def _role(key: Key | None) -> str:
-    return key.role if key is not None else "operator"
+READERS = ("operator", "observer", "server")
+KeyFile = str | Path | None
 
 
-async def _open(name: str, broker: str, keys: Path | None) -> Connection:
+async def _open(name: str, broker: str, keys: KeyFile, roles: tuple[str, ...]) -> Connection:
     key = read(keys) if keys else None
-    return await Connection.open(broker, Subjects(name), _role(key), key=key)
+    role = key.role if key else "operator"
+    if role not in roles:
+        raise ConfigError(f"{keys} is the key of {role!r}; this needs the key of {' or '.join(roles)}")
+    return await Connection.open(broker, Subjects(name), role, key=key)
 
 
 def _run(
     name: str,
     broker: str,
-    keys: Path | None,
+    keys: KeyFile,
     action: Callable[[Connection], Awaitable[T]],
     *,
     roles: tuple[str, ...] = ("operator",),
 ) -> T:
     async def work() -> T:
-        if keys is not None and (role := read(keys).role) not in roles:
-            raise ConfigError(f"{keys} is the key of {role!r}; this needs the key of {' or '.join(roles)}")
-        async with await _open(name, broker, keys) as connection:
+        async with await _open(name, broker, keys, roles) as connection:
             return await action(connection)
 
     return complete(work())
 
 
-def watch(name: str, broker: str, keys: str | Path | None = None) -> Iterator[dict[str, Any]]:
+def watch(name: str, broker: str, keys: KeyFile = None) -> Iterator[dict[str, Any]]:
     """The status of a server, every second, until it has ended; BrokerError if there is none.
 
     Of a federation that has ended, there is one last status.
     """
     loop, connection = Loop(), None
     try:
-        connection = loop.complete(_open(name, broker, Path(keys) if keys else None))
+        connection = loop.complete(_open(name, broker, keys, READERS))
         subjects, messages = connection.subjects, asyncio.Queue[bytes]()
 
         async def receive(message: Any) -> None:
@@ -91,7 +92,35 @@ async def _stored(connection: Connection, key: str) -> Any:
     return msgspec.json.decode(message.data) if message else None
 
 
-def clients(name: str, broker: str, keys: str | Path | None = None) -> list[list[Any]]:
+def facts(status: dict[str, Any]) -> dict[str, str]:
+    """A status in words, for people."""
+    buffered, size = status["buffer"]
+    leases, concurrency = status["leases"]
+    saved = status.get("checkpoint")
+    return {
+        "uploads": f"{status['uploads']:,} of {status['wanted']:,}",
+        "version": f"{status['version']:,}",
+        "buffer": f"{buffered} of {size}",
+        "tasks in flight": f"{leases:,} of at most {concurrency:,}",
+        "clients in the last minute": f"{status['clients']:,}",
+        "mean staleness": f"{status['staleness']:.2f}",
+        "MB up": f"{status['bytes_up'] / 1e6:,.2f}",
+        "MB down": f"{status['bytes_down'] / 1e6:,.2f}",
+        **{name: "–" if value is None else f"{value:.4g}" for name, value in status["metrics"].items()},
+        "rejected": counts(status["rejected"]),
+        "leader's term": str(status["term"]),
+        "log entry": f"{status['sequence']:,}",
+        "checkpoint": "none yet" if saved is None else f"{saved:,.0f} s ago",
+        "state": f"ended: {status['reason']}" if status["reason"] else "running",
+    }
+
+
+def counts(reasons: dict[str, int]) -> str:
+    """How many uploads were rejected for which reason, as text."""
+    return ", ".join(f"{count:,} {why}" for why, count in reasons.items()) or "none"
+
+
+def clients(name: str, broker: str, keys: KeyFile = None) -> list[list[Any]]:
     """The table of clients, a few seconds old; see ``Monitor.store``."""
     rows: list[list[Any]] | None = _table(name, broker, keys, "clients")
     if rows is None:
@@ -99,17 +128,17 @@ def clients(name: str, broker: str, keys: str | Path | None = None) -> list[list
     return rows
 
 
-def points(name: str, broker: str, keys: str | Path | None = None) -> list[dict[str, Any]]:
+def points(name: str, broker: str, keys: KeyFile = None) -> list[dict[str, Any]]:
     """The evaluations of a federation, as of a few seconds ago."""
     return _table(name, broker, keys, "points") or []
 
 
-def _table(name: str, broker: str, keys: str | Path | None, table: str) -> Any:
-    path, roles = Path(keys) if keys else None, ("operator", "observer")
-    return _run(name, broker, path, lambda one: _stored(one, table), roles=roles)
+def _table(name: str, broker: str, keys: KeyFile, table: str) -> Any:
+    roles = ("operator", "observer")
+    return _run(name, broker, keys, lambda one: _stored(one, table), roles=roles)
 
 
-def decide(name: str, broker: str, decision: Stop | Change | Skip, keys: str | Path | None = None) -> int:
+def decide(name: str, broker: str, decision: Stop | Change | Skip, keys: KeyFile = None) -> int:
     """Write a decision to the log of a federation and return its sequence number."""
     if isinstance(decision, Change):
         change(Plan(), decision)
@@ -118,7 +147,7 @@ def decide(name: str, broker: str, decision: Stop | Change | Skip, keys: str | P
         await _exists(connection)
         return await connection.publish(connection.subjects.entry("operator"), Decision(decision).to_bytes())
 
-    return _run(name, broker, Path(keys) if keys else None, write)
+    return _run(name, broker, keys, write)
 
 
 async def _exists(connection: Connection) -> None:
@@ -140,10 +169,9 @@ async def _names(connection: Connection) -> list[str]:
             return sorted(names)
 
 
-def federations(broker: str, keys: str | Path | None = None) -> list[dict[str, Any]]:
+def federations(broker: str, keys: KeyFile = None) -> list[dict[str, Any]]:
     """The federations of a broker with their last status, as far as the key may see them."""
-    path = Path(keys) if keys else None
-    own = read(path).name if path else None
+    own = read(keys).name if keys else None
 
     async def work(connection: Connection) -> list[dict[str, Any]]:
         result = []
@@ -153,10 +181,10 @@ def federations(broker: str, keys: str | Path | None = None) -> list[dict[str, A
                 result.append(await _stored(connection, "status") or {"name": name, "reason": None})
         return result
 
-    return _run(own or "qafel", broker, path, work)
+    return _run(own or "qafel", broker, keys, work)
 
 
-def delete(name: str, broker: str, keys: str | Path | None = None) -> None:
+def delete(name: str, broker: str, keys: KeyFile = None) -> None:
     """Delete a federation from the broker, with its log, its model and its checkpoints."""
 
     async def work(connection: Connection) -> None:
@@ -164,4 +192,4 @@ def delete(name: str, broker: str, keys: str | Path | None = None) -> None:
         for stream in connection.subjects.streams:
             await connection.delete(stream)
 
-    _run(name, broker, Path(keys) if keys else None, work)
+    _run(name, broker, keys, work)

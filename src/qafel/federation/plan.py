@@ -7,9 +7,9 @@ from typing import Literal
 
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FormatError, FrameError
+from qafel.federation.connection import Connection, retry
 from qafel.federation.entries import Change
 from qafel.federation.messages import Welcome
-from qafel.federation.nats import Connection, retry
 from qafel.federation.subjects import Subjects
 from qafel.tasks.settings import Learning
 from qafel.tasks.values import checked, read_file

@@ -22,6 +22,7 @@ none of the others.
 """
 
 import re
+from collections.abc import Sequence
 
 from qafel.errors import ConfigError
 
@@ -42,6 +43,14 @@ OWNER_CALLS = (
     "CONSUMER.MSG.NEXT.{}.>",
 )
 """Calls of the JetStream API that the server makes on its own streams."""
+OPERATOR_CALLS = (
+    "STREAM.INFO.{}",
+    "STREAM.DELETE.{}",
+    "STREAM.MSG.GET.{}",
+    "DIRECT.GET.{}",
+    "DIRECT.GET.{}.>",
+)
+"""Those of an operator."""
 
 
 class Subjects:
@@ -118,38 +127,29 @@ class Subjects:
         """The subjects to which a client may subscribe, besides its own inbox."""
         return [self.live, self.answer(client)]
 
-    def server_permissions(self) -> dict[str, list[str]]:
-        """The subjects that the server may use: its own, and the JetStream API of its own streams."""
-        calls = [f"{API}.{call.format(stream)}" for stream in self.streams for call in OWNER_CALLS]
-        keys = [self.public(), self.report(), self.private(), self.object(), self.checkpoint]
-        own = [*keys, self.entry("server"), self.answer(), self.increment(), self.live, self.status]
-        return {
-            "publish": [*own, *calls, f"{API}.INFO", f"$JS.ACK.{self.asks}.>"],
-            "subscribe": [self.live, self.status, f"{inbox('server')}.>"],
-        }
+    def permissions(self, role: str, client: int | str = "*") -> dict[str, list[str]]:
+        """The subjects to which a user may publish and subscribe.
 
-    def operator_permissions(self) -> dict[str, list[str]]:
-        """The subjects of an operator: what the server's keys say, decisions, and the end of a federation."""
-        calls = (
-            "STREAM.INFO.{}",
-            "STREAM.DELETE.{}",
-            "STREAM.MSG.GET.{}",
-            "DIRECT.GET.{}",
-            "DIRECT.GET.{}.>",
-        )
-        own = [f"{API}.{call.format(stream)}" for stream in self.streams for call in calls]
-        return {
-            "publish": [self.entry("operator"), *own, f"{API}.STREAM.NAMES"],
-            "subscribe": [self.status, f"{inbox('operator')}.>"],
-        }
+        The server has its own subjects, and the JetStream API of its streams. An operator reads what the
+        server stored, decides, and deletes a federation. An observer reads what is public or reported.
+        """
+        kept, who = [self.public(), self.report()], client if role == "client" else role
+        if role == "client":
+            publish, feeds = self.client_services(client), self.client_feeds(client)
+        elif role == "server":
+            own = [*kept, self.private(), self.object(), self.checkpoint, self.entry("server"), self.answer()]
+            calls = [*self._calls(OWNER_CALLS), f"{API}.INFO", f"$JS.ACK.{self.asks}.>"]
+            publish = [*own, self.increment(), self.live, self.status, *calls]
+            feeds = [self.live, self.status]
+        elif role == "operator":
+            publish = [self.entry("operator"), *self._calls(OPERATOR_CALLS), f"{API}.STREAM.NAMES"]
+            feeds = [self.status]
+        else:
+            publish, feeds = [f"{API}.DIRECT.GET.{self.keys}.{key}" for key in kept], [self.status]
+        return {"publish": publish, "subscribe": [*feeds, f"{inbox(who)}.>"]}
 
-    def observer_permissions(self) -> dict[str, list[str]]:
-        """The subjects of an observer, who reads what is public and what is reported, and changes nothing."""
-        get = f"{API}.DIRECT.GET.{self.keys}"
-        return {
-            "publish": [f"{get}.{self.public()}", f"{get}.{self.report()}"],
-            "subscribe": [self.status, f"{inbox('observer')}.>"],
-        }
+    def _calls(self, names: Sequence[str]) -> list[str]:
+        return [f"{API}.{name.format(stream)}" for stream in self.streams for name in names]
 
 
 def inbox(who: int | str) -> str:

@@ -42,9 +42,11 @@ async def give_up(tasks: Iterable[asyncio.Task[Any]]) -> None:
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Do something; False if it was given up because the event was set."""
     task, stop = asyncio.create_task(work), asyncio.create_task(event.wait())
-    await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-    done = task.done()
-    await give_up((task, stop))
+    try:
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        done = task.done()
+        await give_up((task, stop))
     if done:
         task.result()
     return done

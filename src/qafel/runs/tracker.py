@@ -27,7 +27,7 @@ from qafel.runs.folder import RunFolder
 from qafel.runs.summary import Point, Summary
 from qafel.server import Accepted, Dropped, Event, Server, Stepped
 from qafel.tasks.settings import Learning
-from qafel.tasks.target import parse_target
+from qafel.tasks.target import Target, parse_target
 
 Callback = Callable[[Point], Any]
 """Called with every evaluation; if it returns True, the run ends."""
@@ -182,13 +182,17 @@ class Tracker:
         if self.folder is not None:
             self.folder.append(point)
             self.folder.write_live(self.live)
-        target = parse_target(settings.target)
-        if target is not None and target.reached(point.smoothed) and len(totals.points) > settings.smoothing:
+        if self.reaches(parse_target(settings.target)):
             totals.reason = "target"
         for callback in self._callbacks:
             if isinstance(ends := callback(point), bool | np.bool_) and ends:
                 self.end(f"callback {getattr(callback, '__name__', type(callback).__name__)}")
         return point
+
+    def reaches(self, target: Target | None) -> bool:
+        """Whether the newest evaluation reaches a target, with as many before it as are smoothed."""
+        smoothed = self.points[-1].smoothed
+        return target is not None and target.reached(smoothed) and len(self.points) > self.settings.smoothing
 
     def replay(self) -> None:
         """Show the saved evaluations to the callbacks, when a run is resumed."""

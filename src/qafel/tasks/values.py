@@ -134,13 +134,21 @@ def read_values(kind: type[S], path: Path | None, changes: Iterable[str] = ()) -
         for name in values:
             if name not in kind.__struct_fields__:
                 raise unknown_setting(name, kind.__struct_fields__, str(path))
+    for name, value in parse_changes(changes).items():
+        values[name] = value
+        if name not in kind.__struct_fields__:
+            raise unknown_setting(name, kind.__struct_fields__, _place(path))
+    return values
+
+
+def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
+    """Names and values from ``key=value`` texts."""
+    values = {}
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             raise ConfigError(f"a change is key=value, got {change!r}")
         values[name.strip()] = parse(text.strip())
-        if name.strip() not in kind.__struct_fields__:
-            raise unknown_setting(name.strip(), kind.__struct_fields__, _place(path))
     return values
 
 

@@ -23,10 +23,10 @@ from qafel.errors import BrokerError, ConfigError, FrameError
 from qafel.federation import objects
 from qafel.federation.client.folder import ClientFolder
 from qafel.federation.client.follower import Follower
-from qafel.federation.entries import UPLOAD_OVERHEAD, Report, Upload
+from qafel.federation.connection import Connection, Notice, quiet, retry
+from qafel.federation.entries import Report, Upload
 from qafel.federation.messages import Answer, Ask, Done, Lease
-from qafel.federation.nats import Connection, Notice, quiet, retry
-from qafel.federation.transport import NO_SPACE
+from qafel.federation.nats import NO_SPACE
 from qafel.federation.waiting import give_up
 from qafel.vectors import Vector
 
@@ -306,7 +306,7 @@ class FederationClient:
         connection, client = self._connection, self.core.client
         subjects = connection.subjects
         try:
-            if len(upload.frame) > connection.max_payload - UPLOAD_OVERHEAD:
+            if len(upload.frame) > connection.room:
                 manifest = await objects.put(connection, subjects.piece(client), upload.frame)
                 upload = msgspec.structs.replace(upload, frame=manifest.to_bytes())
             return await connection.publish(subjects.upload(client), upload.to_bytes())

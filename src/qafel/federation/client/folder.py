@@ -15,9 +15,9 @@ from qafel import files, wire
 from qafel.client import Client
 from qafel.config import Job
 from qafel.errors import ConfigError, FrameError, StateError
+from qafel.federation.connection import Notice
 from qafel.federation.entries import Upload
 from qafel.federation.messages import SESSION_BYTES
-from qafel.federation.nats import Notice
 
 
 class _Kept(wire.Sealed, frozen=True):

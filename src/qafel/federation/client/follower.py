@@ -10,9 +10,9 @@ from typing import Any
 from qafel.client import Advanced, Client, Drifted, Ignored, Missed
 from qafel.errors import FrameError
 from qafel.federation import objects
+from qafel.federation.connection import Connection, Notice, retry
 from qafel.federation.messages import TERM_BYTES, SnapshotPointer
-from qafel.federation.nats import Connection, Notice, retry
-from qafel.federation.objects import PIECE_TIMEOUT, Manifest, frame_size, is_manifest
+from qafel.federation.objects import PIECE_TIMEOUT
 from qafel.hidden import catch_up
 from qafel.wire import Rejected
 
@@ -77,13 +77,7 @@ class Follower:
             self.moved()
 
     async def _frame(self, data: bytes) -> bytes:
-        return await self._object("increment", Manifest.from_bytes(data)) if is_manifest(data) else data
-
-    async def _object(self, kind: str, manifest: Manifest) -> bytes:
-        subjects = self._connection.subjects
-        return await objects.get(
-            self._connection, subjects.objects, subjects.object(kind), manifest, self.core.frame_limit
-        )
+        return await objects.increment(self._connection, data, self.core.frame_limit)
 
     def _apply(self, frame: bytes) -> Any:
         """Apply a frame of the server; count it, and report what went wrong."""
@@ -143,7 +137,9 @@ class Follower:
         return await self._confirm(pointer)
 
     async def _apply_snapshot(self, pointer: SnapshotPointer) -> None:
-        frame = await self._object("snapshot", pointer.manifest)
+        connection, subjects = self._connection, self._connection.subjects
+        subject, limit = subjects.object("snapshot"), self.core.frame_limit
+        frame = await objects.get(connection, subjects.objects, subject, pointer.manifest, limit)
         self.snapshots += 1
         self.bytes_down += len(frame)
         self.core.apply(frame)
@@ -180,12 +176,13 @@ class Follower:
             for message in messages:
                 if message is None:
                     return True
-                event = self._apply(await self._frame(message.data))
+                frame = await self._frame(message.data)
+                event = self._apply(frame)
                 if isinstance(event, Rejected):
                     self.resyncs += 1  # damaged in the broker: a snapshot will lead past it
                 if not isinstance(event, Advanced | Ignored):
                     return False
-                many = max(1, min(AT_ONCE, WINDOW // frame_size(message.data)))
+                many = max(1, min(AT_ONCE, WINDOW // len(frame)))
         return True
 
     async def _newest(self) -> bool:

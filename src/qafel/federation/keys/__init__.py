@@ -11,8 +11,10 @@ A change is written to ``runs/keys/broker``. A broker that runs learns of it if 
 that uses this very folder also admits new clients without it, and learns the rest at its next start.
 """
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,16 @@ from qafel.errors import BrokerError, ConfigError
 from qafel.federation.keys import certificates, jwt, register
 from qafel.federation.keys.certificates import HOSTS
 from qafel.federation.keys.credentials import FORMAT, Key, read
-from qafel.federation.keys.push import push_accounts
 from qafel.federation.keys.register import Account, Federation, Holder, Register
+from qafel.federation.subjects import Subjects
 from qafel.federation.waiting import complete
 
 __all__ = ["DAYS", "HOSTS", "Entry", "Key", "Keys", "read"]
 
 DAYS = 365.0
 DAY_SECONDS = 86400
+AT_ONCE = 64
+"""The number of accounts that are sent to a broker at a time."""
 ROLES = ("server", "operator", "observer")
 
 
@@ -100,15 +104,14 @@ class Keys:
 
     def revoke(self, name: str, who: str, *, broker: str | None = None) -> None:
         """Refuse a holder from now on; a running broker that is named here cuts its connection."""
-        book, holder = self._holder(name, who)
-        with register.changing(self.folder):
-            book, holder = self._holder(name, who)
+        with self._changing() as book:
+            holder = self._holder(book, name, who)
             account = book.federation(name).account_of(who)
             if holder.revoked is None:
                 account.revoke(holder.user)
                 holder.revoked = account.issued
                 account.closed = who not in ROLES
-            tokens = dict([book.token(name, who)])
+            tokens = book.token(name, who)
             self._save(book, tokens)
         if broker:
             self._push(broker, tokens)
@@ -116,14 +119,13 @@ class Keys:
     def rotate(self, name: str, who: str, *, days: float = DAYS, broker: str | None = None) -> Path:
         """Make a new key for a holder, and refuse the old one; this readmits a holder who was revoked."""
         _check_days(days)
-        self._holder(name, who)
-        with register.changing(self.folder):
-            book, holder = self._holder(name, who)
+        with self._changing() as book:
+            holder = self._holder(book, name, who)
             account = book.federation(name).account_of(who)
             account.revoke(holder.user)
             account.closed = False
             path = self._issue(book, name, who, days)
-            tokens = dict([book.token(name, who)])
+            tokens = book.token(name, who)
             self._save(book, tokens)
         if broker:
             self._push(broker, tokens)
@@ -131,23 +133,21 @@ class Keys:
 
     def rotate_system(self, *, broker: str | None = None) -> Path:
         """Make a new key with which the operator changes accounts of a broker, and refuse the old one."""
-        self._book()
         path = self.folder / "operator" / "system.key"
-        with register.changing(self.folder):
-            book = self._book()
+        with self._changing() as book:
             if path.exists():
                 book.system.revoke(jwt.public_key(read(path).seed))
             self._issue_system(book)
             self._save(book, {})
         if broker:
-            self._push(broker, dict([book.system_token()]))
+            self._push(broker, book.system_token())
         return path
 
     def rotate_certificates(self, *, ca: bool = False, days: float = DAYS) -> list[Path]:
         """Renew the broker's certificate; with ``ca`` also the CA, and with it all files to hand out."""
         _check_days(days)
-        book, changed = self._book(), []
-        with register.changing(self.folder):
+        changed = []
+        with self._changing() as book:
             hosts = certificates.hosts_of((self.folder / "broker" / "broker.pem").read_bytes()) or HOSTS
             certificates.ensure(self.folder, hosts, days, renew="ca" if ca else "broker")
             entries = self.entries() if ca else []
@@ -164,14 +164,20 @@ class Keys:
             raise ConfigError(f"there are no keys in {self.folder}; make some with qafel keys new")
         return book
 
-    def _holder(self, name: str, who: str) -> tuple[Register, Holder]:
-        book = self._book()
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Register]:
+        """The register, while nobody else changes it; ConfigError, and no new folder, if there is none."""
+        self._book()
+        with register.changing(self.folder):
+            yield self._book()
+
+    def _holder(self, book: Register, name: str, who: str) -> Holder:
         holders = book.federation(name).holders
         if who not in holders:
             raise ConfigError(
                 f"there is no key of {who!r} in federation {name!r}; qafel keys list {self.folder} shows all"
             )
-        return book, holders[who]
+        return holders[who]
 
     def _path(self, name: str, who: str) -> Path:
         return self.folder / name / f"{who}.key"
@@ -202,7 +208,7 @@ class Keys:
     def _save(self, book: Register, tokens: dict[str, str]) -> None:
         """Write the register, and what the broker needs of it."""
         register.save(self.folder, book)
-        public, (system, token) = self.folder / "broker", book.system_token()
+        public, ((system, token),) = self.folder / "broker", book.system_token().items()
         for account, text in {**tokens, system: token}.items():
             register.write(public / "jwt" / f"{account}.jwt", text.encode())
         operator = jwt.operator(book.operator, system, book.created)
@@ -211,11 +217,23 @@ class Keys:
         register.write(public / "broker.json", files.to_json(about))
 
     def _push(self, broker: str, tokens: dict[str, str]) -> None:
-        key = read(self.folder / "operator" / "system.key")
+        """Give a running broker the tokens of accounts; it cuts connections that they no longer admit."""
         try:
-            complete(push_accounts(broker, key, [*tokens.values()]))
+            complete(_send(broker, read(self.folder / "operator" / "system.key"), [*tokens.values()]))
         except BrokerError as error:
             raise BrokerError(f"{self.folder} is changed, but not the broker: {error}") from error
+
+
+async def _send(broker: str, key: Key, tokens: Sequence[str]) -> None:
+    from qafel.federation.connection import Connection  # they import this package
+    from qafel.federation.nats import checked
+
+    async with await Connection.open(broker, Subjects("system"), "system", key=key, patience=0) as one:
+        for start in range(0, len(tokens), AT_ONCE):
+            group = tokens[start : start + AT_ONCE]
+            answers = await asyncio.gather(*(one.request(jwt.SYSTEM_CALLS[0], t.encode()) for t in group))
+            for answer in answers:
+                checked(answer)
 
 
 def _book(mutual: bool) -> Register:

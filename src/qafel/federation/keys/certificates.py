@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qafel.errors import ConfigError, MissingExtraError
+from qafel.coding.lazy import Lazy
+from qafel.errors import ConfigError
 from qafel.federation.keys.register import write
 
+x509 = Lazy("cryptography.x509")
+hashes = Lazy("cryptography.hazmat.primitives.hashes")
+serialization = Lazy("cryptography.hazmat.primitives.serialization")
+ec = Lazy("cryptography.hazmat.primitives.asymmetric.ec")
 HOSTS = ("127.0.0.1", "localhost")
 CA_DAYS = 3650.0
 """How long a CA is valid, unless what it signs lasts longer."""
@@ -63,7 +68,7 @@ def _authority_of(folder: Path) -> Certificate:
 
 def authority(days: float = CA_DAYS) -> Certificate:
     """A new CA, which signs certificates of brokers and clients but no further CA."""
-    x509, hashes, key = _x509(), _hashes(), _private()
+    key = _private()
     usage = x509.KeyUsage(
         digital_signature=False,
         content_commitment=False,
@@ -90,7 +95,7 @@ def issue(ca: Certificate, name: str, days: float, hosts: Sequence[str] = ()) ->
 
     The broker's serves for both sides, since the nodes of a cluster connect to each other.
     """
-    x509, hashes, key = _x509(), _hashes(), _private()
+    key = _private()
     signer_key, signer = _load_key(ca.key), load(ca.certificate, "the CA's certificate")
     known = x509.ExtendedKeyUsageOID
     usages = [known.CLIENT_AUTH, known.SERVER_AUTH] if hosts else [known.CLIENT_AUTH]
@@ -110,7 +115,6 @@ def issue(ca: Certificate, name: str, days: float, hosts: Sequence[str] = ()) ->
 
 def load(pem: bytes, what: str) -> Any:
     """The parsed certificate; ConfigError names ``what`` if it is damaged."""
-    x509 = _x509()
     try:
         return x509.load_pem_x509_certificate(pem)
     except ValueError as error:
@@ -124,7 +128,6 @@ def ends(pem: bytes, what: str = "a certificate") -> int:
 
 def hosts_of(pem: bytes) -> list[str]:
     """The names and addresses for which a certificate is valid."""
-    x509 = _x509()
     try:
         names = load(pem, "the broker's certificate").extensions.get_extension_for_class(
             x509.SubjectAlternativeName
@@ -137,24 +140,21 @@ def hosts_of(pem: bytes) -> list[str]:
 def _builder(subject: str, issuer: Any, public: Any, days: float) -> Any:
     now = datetime.datetime.now(datetime.UTC)
     return (
-        _x509()
-        .CertificateBuilder()
+        x509.CertificateBuilder()
         .subject_name(_name(subject))
         .issuer_name(issuer)
         .public_key(public)
-        .serial_number(_x509().random_serial_number())
+        .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=max(1.0, 1.0 - days)))
         .not_valid_after(now + datetime.timedelta(days=days))
     )
 
 
 def _name(text: str) -> Any:
-    x509 = _x509()
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
 
 def _alternative(host: str) -> Any:
-    x509 = _x509()
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -166,16 +166,10 @@ def _alternative(host: str) -> Any:
 
 
 def _private() -> Any:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError as error:
-        raise MissingExtraError("making certificates", "federation") from error
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def _load_key(pem: bytes) -> Any:
-    from cryptography.hazmat.primitives import serialization
-
     try:
         return serialization.load_pem_private_key(pem, None)
     except ValueError as error:
@@ -183,22 +177,6 @@ def _load_key(pem: bytes) -> Any:
 
 
 def _pem(certificate: Any, key: Any) -> Certificate:
-    from cryptography.hazmat.primitives import serialization
-
     pem = serialization.Encoding.PEM
     secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return Certificate(certificate.public_bytes(pem), secret)
-
-
-def _x509() -> Any:
-    try:
-        from cryptography import x509
-    except ImportError as error:
-        raise MissingExtraError("making certificates", "federation") from error
-    return x509
-
-
-def _hashes() -> Any:
-    from cryptography.hazmat.primitives import hashes
-
-    return hashes

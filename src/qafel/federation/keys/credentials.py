@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from qafel.errors import ConfigError
+from qafel.extras import require
 from qafel.federation.keys import jwt
 
 FORMAT = 2
@@ -45,6 +46,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(path: Path | str) -> Key:
     """Read a key file, such as ``client-7.key``."""
+    require("a key", "federation")
     path = Path(path)
     try:
         data = path.read_bytes()

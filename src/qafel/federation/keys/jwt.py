@@ -16,9 +16,11 @@ import os
 import time
 from typing import Any
 
-from qafel.errors import ConfigError, MissingExtraError
+from qafel.coding.lazy import Lazy
+from qafel.errors import ConfigError
 from qafel.federation.subjects import Subjects, inbox
 
+nkeys = Lazy("nkeys")
 UNLIMITED = -1
 CLIENT_CONNECTIONS = 4
 """Connections of one client: its process, a restarted one whose old connection still times out, and spare."""
@@ -31,7 +33,7 @@ _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 
 def new_seed(kind: str) -> str:
     """A new secret key of an ``operator``, ``account`` or ``user``."""
-    return str(_nkeys().encode_seed(os.urandom(32), _PREFIX[kind]).decode())
+    return str(nkeys.encode_seed(os.urandom(32), _PREFIX[kind]).decode())
 
 
 def public_key(seed: str) -> str:
@@ -102,7 +104,7 @@ def federation_account(
     claims = {
         "exports": exports,
         "limits": {**_limits(exports=len(exports), imports=0), **stored},
-        "signing_keys": [_scope(key, role, permissions(subjects, role)) for role, key in roles.items()],
+        "signing_keys": [_scope(key, role, subjects) for role, key in roles.items()],
         "revocations": revocations,
         "type": "account",
     }
@@ -136,28 +138,11 @@ def client_account(
     claims = {
         "imports": [] if closed else imports,
         "limits": limits,
-        "signing_keys": [
-            _scope(key, role, permissions(subjects, role, client)) for role, key in roles.items()
-        ],
+        "signing_keys": [_scope(key, role, subjects, client) for role, key in roles.items()],
         "revocations": {**revocations, "*": issued} if closed else revocations,
         "type": "account",
     }
     return encode(signer, account, f"{subjects.name}/client-{client}", claims, issued=issued)
-
-
-def permissions(subjects: Subjects, role: str, client: int | None = None) -> dict[str, list[str]]:
-    """The subjects that a user may publish and subscribe to."""
-    if role == "client" and client is not None:
-        feeds = [*subjects.client_feeds(client), f"{inbox(client)}.>"]
-        return {"publish": subjects.client_services(client), "subscribe": feeds}
-    allowed = {
-        "server": subjects.server_permissions,
-        "operator": subjects.operator_permissions,
-        "observer": subjects.observer_permissions,
-    }
-    if role not in allowed:
-        raise ConfigError(f"the role of a key is one of client, {', '.join(allowed)}, got {role!r}")
-    return allowed[role]()
 
 
 def user(signer: str, account: str, subject: str, name: str, issued: int, expires: int) -> str:
@@ -177,8 +162,9 @@ def system_user(signer: str, subject: str, issued: int, expires: int) -> str:
     return encode(signer, subject, "system", claims, issued=issued, expires=expires)
 
 
-def _scope(key: str, role: str, allowed: dict[str, list[str]]) -> dict[str, Any]:
-    return {"kind": "user_scope", "key": key, "role": role, "template": _template(allowed)}
+def _scope(key: str, role: str, subjects: Subjects, client: int | str = "*") -> dict[str, Any]:
+    template = _template(subjects.permissions(role, client))
+    return {"kind": "user_scope", "key": key, "role": role, "template": template}
 
 
 def _template(allowed: dict[str, list[str]]) -> dict[str, Any]:
@@ -203,17 +189,10 @@ def _part(data: bytes) -> str:
 
 
 def _pair(seed: str) -> Any:
+    read = nkeys.from_seed
     try:
-        return _nkeys().from_seed(bytearray(seed.encode()))
+        return read(bytearray(seed.encode()))
     except Exception as error:
         raise ConfigError(
             "a key is damaged: its seed is not one of NATS; qafel keys makes a new one"
         ) from error
-
-
-def _nkeys() -> Any:
-    try:
-        import nkeys
-    except ImportError as error:
-        raise MissingExtraError("a key", "federation") from error
-    return nkeys

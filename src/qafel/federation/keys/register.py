@@ -19,6 +19,7 @@ import msgspec
 
 from qafel import files
 from qafel.errors import ConfigError
+from qafel.extras import require
 from qafel.federation.keys import credentials, jwt
 from qafel.federation.subjects import Subjects
 
@@ -97,49 +98,49 @@ class Register(msgspec.Struct, kw_only=True):
             raise ConfigError(f"there is no federation {name!r} in this folder; there is {known}")
         return self.federations[name]
 
-    def system_token(self) -> tuple[str, str]:
-        """The public key and the token of the system account."""
+    def system_token(self) -> dict[str, str]:
+        """The token of the system account, by public key."""
         public = jwt.public_key(self.system.seed)
-        made = jwt.system_account(self.operator, public, self.system.issued, self.system.revocations)
-        return public, made
+        token = jwt.system_account(self.operator, public, self.system.issued, self.system.revocations)
+        return {public: token}
 
     def tokens(self, name: str) -> dict[str, str]:
         """The tokens of all accounts of a federation, by public key."""
-        return dict(self.token(name, who) for who in ("server", *self.federation(name).clients))
+        tokens = self.token(name, "server")
+        for who in self.federation(name).clients:
+            tokens |= self.token(name, who)
+        return tokens
 
-    def token(self, name: str, who: str) -> tuple[str, str]:
-        """The public key and the token of the account of a holder."""
+    def token(self, name: str, who: str) -> dict[str, str]:
+        """The token of the account of a holder, by public key."""
         federation, subjects = self.federation(name), Subjects(name)
         own, account = jwt.public_key(federation.account.seed), federation.account_of(who)
+        roles, revocations = account.public_roles, account.revocations
         if account is federation.account:
-            return own, jwt.federation_account(
-                self.operator,
-                own,
-                subjects,
-                account.issued,
-                roles=account.public_roles,
-                revocations=account.revocations,
+            token = jwt.federation_account(
+                self.operator, own, subjects, account.issued, roles=roles, revocations=revocations
             )
-        public = jwt.public_key(account.seed)
-        return public, jwt.client_account(
+            return {own: token}
+        public, client = jwt.public_key(account.seed), int(who.removeprefix("client-"))
+        token = jwt.client_account(
             self.operator,
             public,
             subjects,
-            int(who.removeprefix("client-")),
+            client,
             own,
             account.issued,
-            roles=account.public_roles,
-            revocations=account.revocations,
+            roles=roles,
+            revocations=revocations,
             closed=account.closed,
         )
+        return {public: token}
 
 
-def check_name(name: str) -> Subjects:
-    """The subjects of a federation whose name can be that of a folder here."""
-    subjects = Subjects(name)
+def check_name(name: str) -> None:
+    """Raise ConfigError if a federation cannot have this name, or a folder here has it."""
+    Subjects(name)
     if name.casefold() in RESERVED:
         raise ConfigError(f"a federation with keys cannot be called {name!r}: there is a folder of this name")
-    return subjects
 
 
 def load(folder: Path) -> Register | None:
@@ -182,6 +183,7 @@ def write(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def changing(folder: Path) -> Iterator[None]:
     """Keep others from changing a folder of keys; an error of the disk becomes one sentence."""
+    require("making keys", "federation")
     try:
         private = folder / "operator"
         for each in (folder, private):

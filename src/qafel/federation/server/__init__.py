@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 from qafel.config import Job
 from qafel.errors import BrokerError, ConfigError, FencedError, FrameError, StateError
+from qafel.federation.connection import Connection, Notice, quiet
 from qafel.federation.entries import Decision, Stop
 from qafel.federation.messages import Ask, Done
-from qafel.federation.nats import Connection, Notice, quiet
+from qafel.federation.nats import CLOSED, NO_SPACE, Message
 from qafel.federation.plan import Plan, write_welcome
 from qafel.federation.server.checkpoints import Checkpoints, Record, load_state
 from qafel.federation.server.increments import Increments
@@ -28,7 +29,6 @@ from qafel.federation.server.reader import LogReader, Requests, find_skips
 from qafel.federation.server.state import FederationState, warm_up
 from qafel.federation.server.streams import max_entries, open_keys, open_log, open_streams, remove_finished
 from qafel.federation.subjects import owner
-from qafel.federation.transport import CLOSED, NO_SPACE, Message
 from qafel.federation.waiting import give_up, in_thread, unless
 from qafel.runs.folder import RunFolder
 from qafel.vectors import Vector
@@ -164,13 +164,14 @@ class FederationServer:
             self._desk.expire(self._read_at)
             await self._processor.answer()
             if count % 4 == 0:
-                self._report()
+                await self._report()
             if count % REPORTS == REPORTS - 1:
-                await self._monitor.refresh()
+                with contextlib.suppress(BrokerError):  # the next one may succeed
+                    await self._monitor.store(self.state, self._desk)
             await asyncio.sleep(TICK)
 
-    def _report(self) -> None:
-        self._monitor.report(self.state, self._desk, self._leadership.term, ended=self._desk.ended)
+    async def _report(self) -> None:
+        await self._monitor.report(self.state, self._desk, self._leadership.term)
 
     def _request(self, subject: str, data: bytes) -> None:
         """Take the request of a client; one that cannot be read is ignored."""
@@ -338,13 +339,13 @@ class FederationServer:
         await self._processor.snapshot(asked=True)
         await self._connection.purge(self._connection.subjects.pieces)
         done = Done(reason, self.state.decided).to_bytes()
-        if len(done) > self._connection.max_payload - 4096:
+        if len(done) > self._connection.room:
             done = Done(reason, {}).to_bytes()
         await self._connection.publish(self._connection.subjects.public("done"), done)
         self._desk.end(reason)
         await self._processor.answer()
-        self._report()
-        await self._monitor.store()
+        await self._report()
+        await self._monitor.store(self.state, self._desk)
         await self._leadership.resign()
         uploads = self.state.tracker.totals.uploads
         self._notice("done", reason=reason, uploads=uploads, version=self.state.server.version)

@@ -5,7 +5,7 @@ journal: every entry that was processed since its checkpoint. An entry is writte
 (increments, answers) are sent, so everything that was sent can be restored from the folder alone.
 
     checkpoint.bin    the state
-    journal.bin       records: length (4 bytes) · checksum (8 bytes) · msgpack
+    journal.bin       records, each after its length (4 bytes)
 """
 
 import asyncio
@@ -14,13 +14,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-import msgspec
-
 from qafel import wire
 from qafel.config import Job
 from qafel.errors import FormatError, FrameError, QafelError, StateError
 from qafel.federation import objects
-from qafel.federation.nats import Connection, Notice
+from qafel.federation.connection import Connection, Notice
 from qafel.federation.objects import Manifest
 from qafel.federation.plan import Plan
 from qafel.federation.server.increments import Increments
@@ -34,8 +32,10 @@ from qafel.vectors import Vector
 MAX_CHECKPOINT = 1 << 34
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class Record(wire.Sealed, frozen=True):
     """A processed entry; ``folded`` is its number in the order of processing, from 1 on."""
+
+    MAGIC: ClassVar[bytes] = b"QJ"
 
     folded: int
     sequence: int
@@ -65,9 +65,8 @@ class Journal:
         end = os.fstat(self._file).st_size
         parts = []
         for record in self.unwritten:
-            body = msgspec.msgpack.encode(record)
-            head = len(body).to_bytes(4, "little") + wire.fingerprint(body).to_bytes(8, "little")
-            parts += [head, body]
+            body = record.to_bytes()
+            parts += [len(body).to_bytes(4, "little"), body]
         data = memoryview(b"".join(parts))
         try:
             while data:
@@ -78,19 +77,21 @@ class Journal:
         self.unwritten = []
 
     def read(self) -> Iterator[Record]:
-        """The records, up to the first that is damaged: it was being written when the server died."""
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            return
+        """The records, up to the first that is damaged: it was being written when the server died.
+
+        FormatError if they are of another version.
+        """
+        data = self._path.read_bytes() if self._path.exists() else b""
         place = 0
-        while place + 12 <= len(data):
-            length = int.from_bytes(data[place : place + 4], "little")
-            body = data[place + 12 : place + 12 + length]
-            if wire.fingerprint(body).to_bytes(8, "little") != data[place + 4 : place + 12]:
+        while place < len(data):
+            start = place + 4
+            place = start + int.from_bytes(data[place:start], "little")
+            try:
+                yield Record.from_bytes(data[start:place])
+            except FormatError:
+                raise
+            except FrameError:
                 return
-            yield msgspec.msgpack.decode(body, type=Record)
-            place += 12 + length
 
     def clear(self) -> None:
         """Forget the records: they are in the checkpoint."""
@@ -185,7 +186,7 @@ class Checkpoints:
             notice("checkpoint refused", detail=str(error))
         try:
             states.append(await asyncio.to_thread(self.folder_state, plan, job))
-        except (StateError, FrameError, QafelError) as error:
+        except QafelError as error:
             notice("checkpoint refused", detail=str(error))
         return [state for state in states if state is not None]
 
@@ -194,7 +195,6 @@ class Checkpoints:
         data, subjects = await in_thread(state.state), self._connection.subjects
         manifest = await objects.put_verified(self._connection, subjects.saved, subjects.checkpoint, data)
         await self.key.write(Pointer(manifest, state.folded).to_bytes())
-        self._pointer = Pointer(manifest, state.folded)
         await in_thread(self._folder.save, data)
         self.journal.clear()
         await self._connection.purge(subjects.saved, below=manifest.first)

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from qafel import wire
 from qafel.errors import FencedError, FormatError, FrameError, StateError
 from qafel.federation import objects
+from qafel.federation.connection import Connection
 from qafel.federation.messages import SnapshotPointer
-from qafel.federation.nats import Connection
 from qafel.federation.objects import Manifest, is_manifest
 from qafel.federation.server.leader import FencedKey
-from qafel.federation.transport import Message
 from qafel.server import Server
 from qafel.wire import Increment
 
@@ -74,13 +73,8 @@ class Increments:
         if self._snapshot is not None:
             since = self._snapshot.version
             self._since = sum(len(frame) for v, frame in kept.items() if v > since)
-        if server.server_quantizer.max_bytes(server.job.size) > self._room:
+        if server.server_quantizer.max_bytes(server.job.size) > self._connection.room:
             await self._load_long()
-
-    @property
-    def _room(self) -> int:
-        """The longest frame that fits into a message."""
-        return self._connection.max_payload - 4096
 
     async def _load_long(self) -> None:
         """Read which versions are stored in pieces."""
@@ -107,24 +101,18 @@ class Increments:
         if message is None:
             return True
         try:
-            increment = wire.decode(await self._frame(message, server))
+            limit = server.server_quantizer.max_bytes(server.job.size) + wire.MAX_OVERHEAD
+            frame = await objects.increment(self._connection, message.data, limit, leader=True)
+            increment = wire.decode(frame)
         except FormatError:
             raise
         except FrameError:
             return True  # it was damaged on its way into the broker
         return isinstance(increment, Increment) and increment.digest == digests[version]
 
-    async def _frame(self, message: Message, server: Server) -> bytes:
-        if not is_manifest(message.data):
-            return message.data
-        limit = server.server_quantizer.max_bytes(server.job.size) + wire.MAX_OVERHEAD
-        stream, subject = self._subjects.objects, self._subjects.object("increment")
-        manifest = Manifest.from_bytes(message.data)
-        return await objects.get(self._connection, stream, subject, manifest, limit, leader=True)
-
     async def publish(self, frames: Mapping[int, bytes]) -> None:
         """Write versions in order. Each expects the one before it, so it need not wait for its answer."""
-        if any(len(frame) > self._room for frame in frames.values()):
+        if any(len(frame) > self._connection.room for frame in frames.values()):
             for version, frame in frames.items():
                 await self._publish(version, frame)
             return
@@ -145,7 +133,7 @@ class Increments:
             self._written(version, len(frame))
             return
         data = frame
-        if len(frame) > self._room:
+        if len(frame) > self._connection.room:
             manifest = await self._put("increment", frame)
             data, self._long[version] = manifest.to_bytes(), manifest
         try:

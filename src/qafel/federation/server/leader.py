@@ -13,14 +13,14 @@ import time
 from collections.abc import Awaitable, Callable
 
 from qafel.errors import BrokerError, ConfigError, FencedError, QafelError, StateError
+from qafel.federation.connection import Connection
 from qafel.federation.messages import TERM_BYTES
-from qafel.federation.nats import Connection
 
 LEASE = 8.0
 """A standby takes over after this many seconds without a renewal."""
 RENEW = 1.0
 STUCK = 120.0
-"""A server whose work has not moved for this many seconds no longer renews its key."""
+"""A server that has given no sign of life for this many seconds no longer renews its key."""
 LAST = "Nats-Expected-Last-Subject-Sequence"
 
 
@@ -80,7 +80,7 @@ class Leadership:
         self._thread: threading.Thread | None = None
 
     def alive(self) -> None:
-        """Note that the work of the server has moved."""
+        """Note a sign of life of the server."""
         self._alive = time.monotonic()
 
     async def take(self, *, standby: bool, again: bool, waits: Callable[[], None]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from qafel.errors import BrokerError
-from qafel.federation.nats import Connection, Notice
+from qafel.federation.connection import Connection, Notice
 from qafel.federation.server.leases import LeaseDesk
 from qafel.federation.server.state import FederationState
 from qafel.server import Accepted, Dropped, Event, Stepped
@@ -82,7 +82,7 @@ class Metrics:
                 values = {(): 0}
             for labels, value in sorted(values.items()):
                 inside = ",".join(f'{key}="{text}"' for key, text in labels)
-                lines.append(f"{name}{{{inside}}} {value:g}" if inside else f"{name} {value!r}")
+                lines.append(f"{name}{{{inside}}} {value!r}" if inside else f"{name} {value!r}")
         return "\n".join(lines) + "\n"
 
     def _histogram(self, name: str) -> list[str]:
@@ -94,9 +94,9 @@ class Metrics:
         count = self.staleness.total()
         return [*lines, f'{name}_bucket{{le="+Inf"}} {count}', f"{name}_sum {total}", f"{name}_count {count}"]
 
-    async def serve(self, host: str, port: int) -> asyncio.Server:
-        """Serve HTTP on this port until the returned server is closed."""
-        return await asyncio.start_server(self._answer, host, port, limit=8192)
+    async def serve(self, port: int) -> asyncio.Server:
+        """Serve HTTP on this port of loopback until the returned server is closed."""
+        return await asyncio.start_server(self._answer, "127.0.0.1", port, limit=8192)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
@@ -127,8 +127,6 @@ class Monitor:
     def __init__(self, connection: Connection, metrics: Metrics) -> None:
         self._connection, self.metrics = connection, metrics
         self._status: dict[str, Any] = {}
-        self._clients: list[list[Any]] = []
-        self._points: list[Any] = []
         self._rejected: dict[int | None, Counter[str]] = {}
         self._reported: dict[int | None, float] = {}
         self.saved_at: float | None = None
@@ -159,7 +157,7 @@ class Monitor:
                     so_far=reasons.total(),
                 )
 
-    def report(self, state: FederationState, desk: LeaseDesk, term: int, *, ended: str | None) -> None:
+    async def report(self, state: FederationState, desk: LeaseDesk, term: int) -> None:
         """Publish how things stand now."""
         tracker, server, plan, now = state.tracker, state.server, state.plan, time.monotonic()
         totals, buffered = tracker.totals, server.aggregator.count
@@ -194,43 +192,42 @@ class Monitor:
             "term": term,
             "sequence": state.sequence,
             "checkpoint": None if self.saved_at is None else round(now - self.saved_at, 1),
-            "reason": ended,
+            "reason": desk.ended,
         }
-        self._clients = [
+        with contextlib.suppress(BrokerError):
+            await self._connection.send(self._connection.subjects.status, msgspec.json.encode(self._status))
+
+    async def store(self, state: FederationState, desk: LeaseDesk) -> None:
+        """Keep the status, the evaluations and the table of clients where an observer can read them."""
+        if not self._status:
+            return
+        subjects, room = self._connection.subjects, self._connection.room
+        values = {
+            "status": self._status,
+            "clients": self._clients(state, desk),
+            "points": state.tracker.points,
+        }
+        for key, value in values.items():
+            data = msgspec.json.encode(value)
+            if len(data) <= room:
+                await self._connection.publish(subjects.report(key), data)
+
+    def _clients(self, state: FederationState, desk: LeaseDesk) -> list[list[Any]]:
+        """The table of clients.
+
+        A row has the client, the seconds since it was heard, its decided tasks, why the last one was rejected
+        (empty: it was counted), its rejections by reason, and how many versions ago its newest lease was
+        granted.
+        """
+        now, version = time.monotonic(), state.server.version
+        return [
             [
                 client,
                 round(now - heard, 1),
                 state.last(client).task + 1,
                 state.last(client).reason,
                 dict(self._rejected.get(client, {})),
-                server.version - desk.granted[client] if client in desk.granted else None,
+                version - desk.granted[client] if client in desk.granted else None,
             ]
             for client, heard in list(desk.seen.items())[:MAX_ROWS]
         ]
-        self._points = totals.points
-        self._send(self._connection.send(self._connection.subjects.status, msgspec.json.encode(self._status)))
-
-    def _send(self, sending: Any) -> None:
-        task = asyncio.ensure_future(sending)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    async def store(self) -> None:
-        """Keep the status, the evaluations and the table of clients where an observer can read them.
-
-        A row of the table has the client, the seconds since it was heard, its decided tasks, why the last one
-        was rejected (empty: it was counted), its rejections by reason, and how many versions ago its newest
-        lease was granted.
-        """
-        if not self._status:
-            return
-        subjects, room = self._connection.subjects, self._connection.max_payload - 4096
-        values = {"status": self._status, "clients": self._clients, "points": self._points}
-        for key, value in values.items():
-            data = msgspec.json.encode(value)
-            if len(data) <= room:
-                await self._connection.publish(subjects.report(key), data)
-
-    async def refresh(self) -> None:
-        """``store``, unless the broker refuses: the next one may succeed."""
-        with contextlib.suppress(BrokerError):
-            await self.store()

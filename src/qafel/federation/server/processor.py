@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 
 from qafel.errors import BrokerError, FrameError, QafelError
 from qafel.federation import objects
+from qafel.federation.connection import Connection, Notice
 from qafel.federation.entries import Upload
-from qafel.federation.nats import Connection, Notice
+from qafel.federation.nats import Message
 from qafel.federation.objects import Manifest, is_manifest
 from qafel.federation.server.checkpoints import Checkpoints, Record
 from qafel.federation.server.increments import Increments
@@ -22,7 +23,6 @@ from qafel.federation.server.leases import LeaseDesk
 from qafel.federation.server.monitoring import Monitor
 from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import is_decision, owner
-from qafel.federation.transport import Message
 from qafel.federation.waiting import in_thread
 from qafel.server import Accepted, Dropped, Stepped
 from qafel.wire import Rejected
@@ -198,7 +198,7 @@ class Processor:
             self._monitor.metrics.add("checkpoints_total")
             self._monitor.metrics.add("checkpoint_seconds_total", self.cost)
             self._monitor.saved_at = time.monotonic()
-            await self._monitor.store()
+            await self._monitor.store(self.state, self._desk)
         await self.snapshot(asked=asked)
         if asked:
             desk.snapshot_wanted, self._asked_at = False, began

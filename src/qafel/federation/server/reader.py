@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from qafel.errors import BrokerError, FrameError
+from qafel.federation.connection import Connection
 from qafel.federation.entries import Decision, Skip
-from qafel.federation.nats import Connection
-from qafel.federation.transport import Message
+from qafel.federation.nats import Message
 
 BATCH = 256
 EXPIRES = 5.0

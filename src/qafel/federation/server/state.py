@@ -10,21 +10,23 @@ its update again.
 
 import contextlib
 import secrets
+import statistics
 import warnings
+from collections import Counter
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
 from qafel import wire
-from qafel.buffer import BoundedBuffer
+from qafel.buffer import MAX_RATIO, BoundedBuffer
 from qafel.client import Client
 from qafel.config import Job
 from qafel.errors import ConfigError, DivergenceError, FrameError, QafelError, QafelWarning, StateError
 from qafel.federation.entries import KEY_BYTES, Change, Decision, Report, Skip, Stop, Upload, is_token
 from qafel.federation.messages import Decided
 from qafel.federation.plan import Plan, change
-from qafel.federation.server.reports import combined, remember
 from qafel.runs.tracker import Totals, Tracker
 from qafel.server import Accepted, Event, Server
 from qafel.tasks.target import parse_target
@@ -33,6 +35,8 @@ from qafel.wire import Rejected, Update
 
 WINDOW = 10
 """Norms of the last 10·K updates decide what is too large."""
+MAX_REPORTS = 1000
+"""The newest reports of so many clients are combined."""
 
 
 class _Saved(wire.Sealed, frozen=True):
@@ -55,7 +59,7 @@ class FederationState:
 
     def __init__(self, plan: Plan, job: Job, x: Vector, key: bytes | None = None) -> None:
         self._start(plan, job, key or secrets.token_bytes(KEY_BYTES))
-        self.server = Server(job, x, aggregator=self._buffer(), drop_divergent=True)
+        self.server = Server(job, x, aggregator=self._buffer, drop_divergent=True)
 
     def _start(self, plan: Plan, job: Job, key: bytes) -> None:
         self.plan, self.job, self.key = plan, job, key
@@ -70,17 +74,16 @@ class FederationState:
         self._reports: dict[int, Report] = {}
         self.tracker = Tracker(_of_the_log(plan))
         self.tracker.about = {"size": job.size, "downlink": plan.downlink}
+        self._buffer = BoundedBuffer(
+            job.quantizers()[0],
+            job.size,
+            max_norm=plan.max_norm,
+            window=WINDOW * job.buffer_size,
+            max_samples=plan.max_samples if plan.weighting == "samples" else None,
+        )
 
-    def _buffer(self) -> BoundedBuffer:
-        job, plan = self.job, self.plan
-        weighted = plan.max_samples if plan.weighting == "samples" else None
-        quantizer, window = job.quantizers()[0], WINDOW * job.buffer_size
-        return BoundedBuffer(quantizer, job.size, max_norm=plan.max_norm, window=window, max_samples=weighted)
-
-    def refusal(self, client: int | None, upload: Upload) -> Rejected | None:
+    def refusal(self, client: int, upload: Upload) -> Rejected | None:
         """Why an upload is refused before its frame is read, or None."""
-        if client is None:
-            return Rejected("wrong_sender", "the subject names no client")
         if not is_token(self.key, client, upload):
             return Rejected("no_lease", f"task {upload.task} carries no token of a lease", client)
         if upload.task <= self.last(client).task:
@@ -103,30 +106,22 @@ class FederationState:
 
         ``upload`` is the upload in ``data``, where it was decoded before.
         """
-        self._moved(sequence, data)
+        self.skip(sequence, data)
         try:
             upload = upload or Upload.from_bytes(data)
-            refused = self.refusal(client, upload)
-            if isinstance(frame, FrameError):
-                refused = refused or Rejected("missing_pieces", str(frame), client)
         except FrameError as error:
-            refused = Rejected("malformed", str(error), client)
-        if (
-            refused is None
-            and client is not None
-            and upload is not None
-            and not isinstance(frame, FrameError)
-        ):
-            return self._decide(client, upload, upload.frame if frame is None else frame)
-        event = refused or Rejected("malformed", "the entry cannot be read", client)
-        self.server.rejections[event.reason] += 1
-        return [event]
+            return self._refuse(Rejected("malformed", str(error), client))
+        if client is None:
+            return self._refuse(Rejected("wrong_sender", "the subject names no client"))
+        if (refused := self.refusal(client, upload)) is not None:
+            return self._refuse(refused)
+        if isinstance(frame, FrameError):
+            return self._refuse(Rejected("missing_pieces", str(frame), client))
+        return self._decide(client, upload, upload.frame if frame is None else frame)
 
     def _decide(self, client: int, upload: Upload, frame: bytes) -> list[Event]:
         """Count or reject an upload that has a lease."""
-        buffer = self.server.aggregator
-        if isinstance(buffer, BoundedBuffer):
-            buffer.samples = upload.samples
+        self._buffer.samples = upload.samples
         events = self._receive(client, upload, frame)
         first = events[0] if events else None
         reason = "" if isinstance(first, Accepted) else "the training diverged"
@@ -144,31 +139,33 @@ class FederationState:
     def _receive(self, client: int, upload: Upload, frame: bytes) -> list[Event]:
         try:
             update = wire.decode(frame, self.server.frame_limit)
-        except FrameError:
-            return self.server.receive(frame, client)  # it is rejected, with the reason
+        except FrameError as error:
+            return self._refuse(Rejected("malformed", str(error)))
         if isinstance(update, Update) and update.client == client:
+            detail = None
             if update.task != upload.task:
-                return [self._reject("no_lease", f"the lease is for task {upload.task}", update)]
-            if update.version < upload.version:
+                detail = f"the lease is for task {upload.task}"
+            elif update.version < upload.version:
                 detail = f"the update starts from version {update.version}, its lease from {upload.version}"
-                return [self._reject("no_lease", detail, update)]
+            if detail is not None:
+                return self._refuse(Rejected("no_lease", detail, client, update.task))
         try:
             return self.server.process(update, client)
         except DivergenceError as error:
             self.tracker.end(f"diverged: {error}")
             return []
 
-    def _reject(self, reason: str, detail: str, update: Update) -> Rejected:
-        self.server.rejections[reason] += 1
-        return Rejected(reason, detail, update.client, update.task)
+    def _refuse(self, rejected: Rejected) -> list[Event]:
+        self.server.rejections[rejected.reason] += 1
+        return [rejected]
 
     def _report(self, client: int, upload: Upload) -> None:
         """Keep a client's evaluation; evaluate when it is due."""
         if self.plan.evaluate_on != "clients":
             return
-        remember(self._reports, client, upload.report)
+        _remember(self._reports, client, upload.report)
         if self.tracker.evaluation_due and self._reports:
-            means = combined(self._reports.values(), self.plan.held_out_samples)
+            means = _combined(self._reports.values(), self.plan.held_out_samples)
             self._reports = {}
             self.evaluated(means)
 
@@ -178,23 +175,22 @@ class FederationState:
         Evaluations of clients are in the log, so they end the training here; those of the server do not, and
         the server writes its decision to the log.
         """
+        by_clients = self.plan.evaluate_on == "clients"
         try:
             point = self.tracker.evaluated(metrics)
-            target, enough = parse_target(self.plan.target), len(self.tracker.points) > self.plan.smoothing
-            if target is not None and self.plan.evaluate_on == "clients":
-                enough = (
-                    enough and target.metric in point.smoothed
-                )  # what clients report is not ours to correct
-            reason = "target" if enough and target is not None and target.reached(point.smoothed) else None
+            target = parse_target(self.plan.target)
+            if target is not None and by_clients and target.metric not in point.smoothed:
+                target = None  # what clients report is not ours to correct
+            reason = "target" if self.tracker.reaches(target) else None
         except DivergenceError as error:
             reason = f"diverged: {error}"
-        if reason is not None and self.plan.evaluate_on == "clients":
+        if reason is not None and by_clients:
             self.tracker.end(reason)
         return reason
 
     def decide(self, sequence: int, data: bytes) -> str:
         """Process a decision; return what it did."""
-        self._moved(sequence, data)
+        self.skip(sequence, data)
         try:
             decision = Decision.from_bytes(data).decision
         except FrameError as error:
@@ -213,8 +209,8 @@ class FederationState:
         return "set " + ", ".join(f"{name} = {value}" for name, value in decision.values.items())
 
     def skip(self, sequence: int, data: bytes) -> None:
-        """Pass over an entry, as an operator decided."""
-        self._moved(sequence, data)
+        """Pass over an entry: it is included, and changes nothing else."""
+        self.sequence, self.tail, self.folded = sequence, wire.fingerprint(data), self.folded + 1
 
     def rewind(self, sequence: int) -> None:
         """Continue after another entry: the broker has lost the last ones.
@@ -223,14 +219,10 @@ class FederationState:
         """
         self.sequence, self.tail, self.folded = sequence, 0, self.folded + 1
 
-    def _moved(self, sequence: int, data: bytes) -> None:
-        self.sequence, self.tail, self.folded = sequence, wire.fingerprint(data), self.folded + 1
-
     def _use(self, plan: Plan) -> None:
         self.plan = plan
         self.tracker.settings = _of_the_log(plan)
-        if isinstance(self.server.aggregator, BoundedBuffer):
-            self.server.aggregator.max_norm = plan.max_norm
+        self._buffer.max_norm = plan.max_norm
 
     def state(self) -> bytes:
         """Everything that decides what happens next; ``from_state`` continues to the same bytes."""
@@ -255,7 +247,7 @@ class FederationState:
             raise StateError(f"not the checkpoint of a federation: {error}") from error
         state = cls.__new__(cls)
         state._start(plan, job, saved.key)
-        state.server = Server.from_state(saved.server, aggregator=state._buffer(), drop_divergent=True)
+        state.server = Server.from_state(saved.server, aggregator=state._buffer, drop_divergent=True)
         if state.server.job.id != job.id:
             raise StateError(f"the checkpoint belongs to job {state.server.job.id:016x}, not {job.id:016x}")
         state.sequence, state.tail, state.folded = saved.sequence, saved.tail, saved.folded
@@ -270,6 +262,36 @@ class FederationState:
 def _of_the_log(plan: Plan) -> Plan:
     """The plan without what a clock or an evaluation decides: such decisions are entries of the log."""
     return msgspec.structs.replace(plan, target=None, time_limit=None)
+
+
+def _remember(reports: dict[int, Report], client: int, report: Report | None) -> None:
+    """Keep the newest report of a client; ignore a report with a number that is not finite."""
+    if report is None or not all(np.isfinite(value) for value in report.sums.values()):
+        return
+    reports.pop(client, None)
+    reports[client] = report
+    if len(reports) > MAX_REPORTS:
+        del reports[next(iter(reports))]
+
+
+def _combined(reports: Collection[Report], max_samples: int) -> dict[str, float]:
+    """The mean of every metric that most reports have; a report counts for at most ``max_samples`` samples.
+
+    A value that is far from the others is cut to 30 times their median, and an accuracy to [0, 1].
+    """
+    names = Counter(name for report in reports for name in report.sums)
+    means = {}
+    for name, count in names.items():
+        if 2 * count <= len(reports):
+            continue
+        having = [report for report in reports if name in report.sums]
+        values = np.array([report.sums[name] / report.samples for report in having])
+        sizes = np.abs(values[values != 0])
+        limit = MAX_RATIO * statistics.median_low(sizes.tolist()) if sizes.size else 0.0
+        values = values.clip(0.0, 1.0) if name == "accuracy" else values.clip(-limit, limit)
+        weights = [min(report.samples, max_samples) for report in having]
+        means[name] = float(np.average(values, weights=weights))
+    return means
 
 
 def warm_up(job: Job) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 from qafel import wire
 from qafel.errors import StateError
-from qafel.federation.entries import UPLOAD_OVERHEAD
-from qafel.federation.nats import Connection
+from qafel.federation.connection import OVERHEAD, Connection
 from qafel.federation.objects import piece_size
 from qafel.federation.server.state import FederationState
 from qafel.runs.folder import RunFolder
@@ -93,7 +92,7 @@ async def open_log(connection: Connection, state: FederationState, replicas: int
         "subjects": [subjects.upload(), subjects.entry()],
         "max_msgs_per_subject": 2 * max_entries(limit),
         **PER_CLIENT,
-        "max_msg_size": min(connection.max_payload, limit + UPLOAD_OVERHEAD),
+        "max_msg_size": min(connection.max_payload, limit + OVERHEAD),
         "first_seq": state.sequence + 1,
         "allow_direct": True,
         "num_replicas": replicas,
