@@ -77,7 +77,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     workers = file.read_text().split() if file.exists() else []
     process.kill()
     process.wait()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 240
     while time.monotonic() < end and any(Path(f"/proc/{pid}/cmdline").exists() for pid in workers):
         time.sleep(0.02)
 

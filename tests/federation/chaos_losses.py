@@ -118,7 +118,8 @@ def lost_tail(folder: Path, times: int = 4) -> dict[str, Any]:
         checks = crew.finish()
         noticed = crew.noted("server", "the log lost its tail")
     faults = {"older store": done, "server down": done // 2}
-    return {"faults": faults, "went on": back, "noticed": noticed} | checks | {"held": checks["held"] and back}
+    facts = {"went on": back, "noticed": noticed}
+    return {"faults": faults, **facts, **checks, "held": checks["held"] and back}
 
 
 @contextlib.contextmanager

@@ -1,11 +1,11 @@
 """The command line as a user types it."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -224,17 +224,22 @@ def test_no_number_is_cut_on_a_narrow_terminal(
 
 @pytest.mark.slow
 def test_ctrl_c_stops_cleanly() -> None:
-    command = [sys.executable, "-m", "qafel", "bench", "codec", "--rounds", "10000"]
+    sizes = [word for size in range(1000, 2000) for word in ("-d", str(size))]
     with subprocess.Popen(
-        command,
+        [sys.executable, "-m", "qafel", "bench", "codec", "identity", *sizes, "--rounds", "20"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "FORCE_COLOR": "1"},  # the progress bar appears as on a terminal
         preexec_fn=lambda: signal.signal(
             signal.SIGINT, signal.SIG_DFL
         ),  # a shell's background job ignores it
     ) as process:
-        time.sleep(4)
+        assert process.stderr is not None
+        shown = ""
+        while "identity at 1,000" not in shown:  # it has measured the first of the sizes
+            shown += process.stderr.readline(1)
+            assert process.poll() is None, shown
         process.send_signal(signal.SIGINT)
         try:
             _, errors = process.communicate(timeout=240)

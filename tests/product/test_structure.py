@@ -3,8 +3,10 @@
 import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +19,8 @@ ROOT = Path(qafel.__file__).parent
 MODULES = sorted(
     info.name for info in pkgutil.walk_packages([str(ROOT)], "qafel.") if "__main__" not in info.name
 )
+FENCE = re.compile(r"[\s>*+-]*(?:\d+[.)])?\s*(`{3,}|~{3,})\s*([^`]*)$")
+LINK = re.compile(r"!?\[[^][]*\]\([^)]*\)|\[[^]]+\]: \S+|<?https?://\S+")
 PACKAGES = ["qafel", *(name for name in MODULES if (ROOT.parent / name.replace(".", "/")).is_dir())]
 
 
@@ -75,6 +79,38 @@ def test_files_and_functions_have_a_size_that_one_can_read(name: str) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, functions):
             assert (node.end_lineno or 0) - node.lineno < 60, node.name
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that can be wrapped, and their numbers: no tables, no code, no line that is a link alone."""
+    fence = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        mark = FENCE.match(line)
+        if mark is not None and not fence:
+            fence = mark[1]
+        elif mark is not None and mark[1].startswith(fence) and not mark[2]:
+            fence = ""
+        elif not (fence or mark or line.lstrip().startswith("|")):
+            rest = LINK.sub("", LINK.sub("", line))  # a badge is an image in a link
+            if re.search(r"\w", rest):
+                yield number, line
+
+
+@pytest.mark.skipif(not (ROOT.parents[1] / ".git").exists(), reason="git knows which files are the project's")
+def test_prose_in_markdown_is_at_most_100_columns_wide() -> None:
+    root = ROOT.parents[1]
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "*.md"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    pages = [root / name for name in names if name and (root / name).exists()]
+    assert len(pages) > 20
+    wide = [
+        f"{page.relative_to(root)}:{number}: {len(line)}"
+        for page in pages
+        for number, line in prose(page.read_text(encoding="utf-8"))
+        if len(line) > 100
+    ]
+    assert not wide, "\n".join(wide)
 
 
 def _path(name: str) -> Path:
