@@ -90,11 +90,7 @@ class FencedError(BrokerError):
 
 
 class WorkerError(QafelError):
-    """Local training failed in a worker process; ``remote`` is its traceback."""
-
-    def __init__(self, message: str, remote: str = "") -> None:
-        super().__init__(message)
-        self.remote = remote
+    """Local training failed; what failed in a worker process has its traceback as a note."""
 
 
 class DivergenceError(QafelError):

@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-from qafel.records import finite
-
 
 def write(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
     """Write a file atomically, with these permissions; ``sync`` waits until it is on the disk.
@@ -31,8 +29,7 @@ def write(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> N
 
 def to_json(value: Any) -> bytes:
     """Indented JSON; numbers that JSON does not have become null."""
-    encoded = msgspec.json.encode(finite(msgspec.to_builtins(value)))
-    return msgspec.json.format(encoded, indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
 def write_json(path: Path, value: Any) -> None:

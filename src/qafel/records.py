@@ -1,6 +1,5 @@
 """Provenance of results: the command, the commit and the machine that produced them."""
 
-import math
 import os
 import platform
 import subprocess
@@ -74,12 +73,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def finite(value: Any) -> Any:
-    """The same value with None for every NaN and infinity, which JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -4,10 +4,15 @@ import csv
 import html
 import io
 import re
+import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from qafel.errors import MissingExtraError
 
 Columns = Mapping[str, str | Callable[[Any], str]]
 """The columns of a table by heading: a format of the record, like "{.size:,}", or a function of it."""
@@ -48,7 +53,7 @@ class Table(msgspec.Struct, frozen=True):
         lines = [[cell.replace("|", "\\|") for cell in row] for row in [self.columns, *self.rows]]
         rule = "|---" + "|--:" * (len(self.columns) - 1) + "|"
         head, *body = [f"| {' | '.join(row)} |" for row in lines]
-        return "\n".join([f"**{self.title}**", "", head, rule, *body]) + "\n"
+        return "\n".join([textwrap.fill(f"**{self.title}**", 100), "", head, rule, *body]) + "\n"
 
     def latex(self) -> str:
         """A LaTeX table; it needs the package booktabs."""
@@ -81,10 +86,29 @@ def to_csv(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def records_to_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records as CSV, below the names of all their fields."""
-    names = list(dict.fromkeys(name for record in records for name in record))
-    return to_csv([names, *([record.get(name, "") for name in names] for record in records)])
+class Tabular(ABC):
+    """Something with flat records of numbers: CSV files and data frames."""
+
+    @abstractmethod
+    def records(self) -> list[dict[str, Any]]:
+        """The records."""
+
+    def frame(self) -> Any:
+        """The records as a pandas data frame."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("a data frame (to_csv() does not)", "notebook") from error
+        return pandas.DataFrame(self.records())
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """The records as CSV below the names of all their fields, which is also written to ``path``."""
+        records = self.records()
+        names = list(dict.fromkeys(name for record in records for name in record))
+        text = to_csv([names, *([record.get(name, "") for name in names] for record in records)])
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
 
 def _latex(text: str) -> str:

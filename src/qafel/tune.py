@@ -173,9 +173,9 @@ def _name(pair: Pair | None, seed: int) -> str:
 COLUMNS: Columns = {
     "client, server": "{.label}",
     "seeds": "{.seeds}",
-    "uploads ÷ FedBuff": lambda c: spell(c.against.ratio, "×") if c.reached else "–",
-    "times fewer up": lambda c: spell(c.against.fewer_up, "×") if c.reached else "–",
-    "times fewer down": lambda c: spell(c.against.fewer_down, "×") if c.reached else "–",
+    "uploads ÷ FedBuff": lambda c: spell(c.against.ratio) if c.reached else "–",
+    "times fewer up": lambda c: spell(c.against.fewer_up) if c.reached else "–",
+    "times fewer down": lambda c: spell(c.against.fewer_down) if c.reached else "–",
     "MB up": lambda c: f"{c.against.mb_up:.2f}" if c.reached else "–",
     "MB down": lambda c: f"{c.against.mb_down:.2f}" if c.reached else "–",
 }

@@ -73,7 +73,7 @@ def test_the_simulators_uploads_lead_to_the_simulators_bytes(
     }
     settings = Settings(**common, arrivals="closed")
     learner = settings.learner()
-    simulation = Simulation(settings, learner, workers=1, layout=learner.layout)
+    simulation = Simulation(settings, learner, workers=1)
     uploads, increments = [], {}
     receive = simulation.server.receive
 
@@ -352,7 +352,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_other_copy(broker: Broker, tmp_pa
     serving = server(chosen, broker.url, tmp_path / "server", at=at)
     for part in range(3):
         run(publish(broker.url, uploads[8 * part : 8 * part + 8]))
-        wait_until(lambda part=part: saves.count("after journal") > part)
+        wait_until(lambda part=part: saves.count("after journal") > part)  # type: ignore[misc]
     with pytest.raises(EnoughError):
         serving.result()
 

@@ -321,7 +321,7 @@ def test_no_honest_update_comes_near_the_norm_limit_of_a_federation_and_a_huge_o
 ) -> None:
     settings = Settings(concurrency=20, evaluate_every=1 << 30, **located(task))
     learner = settings.learner()
-    simulation = Simulation(settings, learner, workers=1, layout=learner.layout)
+    simulation = Simulation(settings, learner, workers=1)
     job = simulation.server.job
     server = simulation.server = FederationState(Plan(), job, learner.x).server
     seen = watched(server)

@@ -60,7 +60,7 @@ def test_a_result_is_a_table_to_take_away(tmp_path: Path) -> None:
     result = simulate(**EXPERIMENT)
     frame = result.frame()
     assert list(frame["uploads"]) == [0, 100, 200, 300]
-    assert frame["smoothed accuracy"].iloc[-1] == result.accuracy
+    assert frame["smoothed accuracy"].iloc[-1] == result.summary.accuracy
     result.to_csv(tmp_path / "run.csv")
     lines = (tmp_path / "run.csv").read_text().splitlines()
     assert lines[0].startswith("uploads,version,time,")

@@ -113,7 +113,7 @@ def test_pixels_with_a_label_each() -> None:
     x = np.random.default_rng(0).standard_normal((40, 2, 5, 4)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
     result = run(model=nn.Conv2d(2, 2, 1), data=(x, y), clients=4, partition="iid", local_rate=1.0)
-    assert result.accuracy > 0.9
+    assert result.summary.accuracy > 0.9
 
 
 def test_the_torch_optimizer_adam_with_a_schedule_by_version() -> None:

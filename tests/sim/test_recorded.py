@@ -4,7 +4,7 @@ from pathlib import Path
 
 from learners import Quadratic
 from qafel.runs.events import EVENTS, read_events
-from qafel.runs.folder import RunFolder
+from qafel.runs.folder import METRICS, RunFolder
 from qafel.sim import Settings, Simulation
 
 
@@ -39,7 +39,7 @@ def test_events_are_the_same_for_any_workers_and_after_a_resume_and_change_no_by
         simulation.run()
         folder.close()
         digests.add(simulation.digest)
-        metrics.add(folder.metrics.read_bytes())
+        metrics.add((folder.path / METRICS).read_bytes())
         logs.append((tmp_path / name / EVENTS).read_bytes() if asked else b"")
     assert len(digests) == len(metrics) == 1
     assert logs[0] == logs[1]

@@ -13,7 +13,7 @@ import timeline_twin
 import twin
 from learners import Quadratic, step
 from qafel import Client, QafelWarning
-from qafel.runs.folder import RunFolder
+from qafel.runs.folder import METRICS, RunFolder
 from qafel.sim import Settings, Simulation, simulate
 from qafel.streams import derive, generator
 
@@ -158,7 +158,7 @@ def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_bytes(
     folder.close()
     whole.close()
     assert second.digest == uninterrupted.digest
-    assert folder.metrics.read_bytes() == whole.metrics.read_bytes()
+    assert (folder.path / METRICS).read_bytes() == (whole.path / METRICS).read_bytes()
     assert second.tracker.totals == uninterrupted.tracker.totals
 
 
@@ -319,7 +319,7 @@ def test_an_error_in_local_training_is_one_sentence_with_its_traceback_kept() ->
 
     with pytest.raises(WorkerError, match="local training failed: RuntimeError: no luck") as caught:
         run(workers=2, learner=Faulty())
-    assert "Traceback" in caught.value.remote
+    assert "Traceback" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -66,7 +66,7 @@ def measure(name: str, out: Path, progress: Callable[[Simulation], None]) -> Mem
         if run.tracker.reason:  # the last event, while the workers live
             peaks.extend(kilobytes(pid, "status", "VmHWM:") for pid in pids)
 
-    run = Simulation(settings, learner, folder=folder, layout=learner.layout, progress=tell)
+    run = Simulation(settings, learner, folder=folder, progress=tell)
     try:
         run_to_the_end(run)
     finally:

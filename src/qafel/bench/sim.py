@@ -140,7 +140,7 @@ def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], 
                 learners[OWN] = chosen[OWN].learner()
             for name, settings in chosen.items():
                 warm = msgspec.structs.replace(settings, uploads=WARM)
-                Simulation(warm, learners[name], layout=learners[name].layout).run()
+                Simulation(warm, learners[name]).run()
             rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in chosen}
             for k in range(rounds):
                 for name, settings in chosen.items():
@@ -166,7 +166,7 @@ def _own() -> dict[str, Any]:
 def _round(settings: Settings, learner: Any, yards: tuple[ProcessPoolExecutor, ...]) -> tuple[float, ...]:
     """Updates/s, the bare loop's, the ratios to both loops, and the share of time not spent on training."""
     bare, tuned = (yard.submit(_per_second, 1.5).result() for yard in yards)
-    run = Simulation(settings, learner, workers=cores(), layout=learner.layout)
+    run = Simulation(settings, learner, workers=cores())
     run.run()
     seconds = run.seconds["total"] - run.seconds["evaluation"]
     done = (run.tracker.totals.uploads + len(run.frames)) / seconds  # trained: arrived, or still in flight

@@ -22,7 +22,7 @@ def known_values(name: str) -> list[str]:
     from qafel.quantizers import registered_quantizers
     from qafel.sim.clock import ARRIVALS, DURATIONS
     from qafel.sim.settings import Settings
-    from qafel.tasks.described import MODEL_NAMES
+    from qafel.tasks.settings import LOCAL_RATES
 
     if name.endswith("_quantizer"):
         return [kind.example for kind in registered_quantizers().values()]
@@ -31,7 +31,7 @@ def known_values(name: str) -> list[str]:
         "arrivals": list(ARRIVALS),
         "data": ["faces", "digits", "breast-cancer"],
         "duration": list(DURATIONS),
-        "model": list(MODEL_NAMES),
+        "model": list(LOCAL_RATES),
         "partition": ["natural", "iid", "consecutive", "dirichlet:0.5", "shards:2", "celeba", "skewed:0.5"],
         "staleness_weight": ["constant", "sqrt", "polynomial:0.5"],
     }

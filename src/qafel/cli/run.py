@@ -1,6 +1,5 @@
 """``qafel run`` and ``qafel timeline``."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,7 @@ from typer import Argument, Option
 from qafel.cli import show
 from qafel.cli.complete import change_completions
 from qafel.errors import ConfigError
-from qafel.runs.summary import main_metric, shown
+from qafel.runs.summary import shown
 
 if TYPE_CHECKING:
     from qafel.runs.result import Result
@@ -50,11 +49,8 @@ class Live:
             return
         self._last = seconds
         tracker, totals = run.tracker, run.tracker.totals
-        smoothed = tracker.points[-1].smoothed if tracker.points else {}
-        name = main_metric(smoothed)
         figures = (
-            f"{totals.uploads / seconds if seconds else 0:,.0f}/s  "
-            f"{shown(name, smoothed.get(name, math.nan))}  "
+            f"{totals.uploads / seconds if seconds else 0:,.0f}/s  {tracker.headline}  "
             f"↑{totals.bytes_up / 1e6:,.1f} ↓{totals.bytes_down / 1e6:,.1f} MB  "
             f"staleness {tracker.mean_staleness:.1f}"
         )

@@ -17,7 +17,6 @@ from rich.progress import Progress
 from rich.text import Text
 
 from qafel.errors import ConfigError
-from qafel.records import finite
 from qafel.tables import Columns, Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
@@ -127,7 +126,7 @@ def _fold(text: str, width: int) -> list[str]:
 
 def json(value: Any) -> None:
     """JSON on one line; numbers that JSON does not have become null."""
-    typer.echo(msgspec.json.encode(finite(msgspec.to_builtins(value))).decode())
+    typer.echo(msgspec.json.encode(value).decode())
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -204,22 +204,25 @@ class Stepped(Coded):
         if not step:
             if q.any():
                 raise FrameError(f"{self.spec}: the step is 0, but not all integers are")
-        elif self.layout is None or not _spatial.places(self.layout):
-            self.add_steps(data, q, step, exponent, weight, out)
-        else:
+        elif exponent:
             values = vectors.zeros(out.size)
-            self.add_steps(data, q, step, 0, np.float32(1), values)
-            if not exponent:
-                _spatial.add_back(values, self.layout, weight, out)
-                return
-            whole = vectors.zeros(out.size)
-            _spatial.add_back(values, self.layout, np.float32(1), whole)
-            out += weight * rescale(whole, exponent)
+            self._add_normal(data, q, step, np.float32(1), values)
+            out += weight * rescale(values, exponent)
+        else:
+            self._add_normal(data, q, step, weight, out)
+
+    def _add_normal(
+        self, data: bytes, q: Integers, step: np.float32, weight: np.float32, out: Vector
+    ) -> None:
+        if self.layout is None or not _spatial.places(self.layout):
+            self.add_steps(data, q, step, weight, out)
+            return
+        values = vectors.zeros(out.size)
+        self.add_steps(data, q, step, np.float32(1), values)
+        _spatial.add_back(values, self.layout, weight, out)
 
     @abstractmethod
-    def add_steps(
-        self, data: bytes, q: Integers, step: np.float32, exponent: int, weight: np.float32, out: Vector
-    ) -> None:
+    def add_steps(self, data: bytes, q: Integers, step: np.float32, weight: np.float32, out: Vector) -> None:
         """Do ``out += weight ·`` what the integers ``q`` stand for after the head of ``data``."""
 
 

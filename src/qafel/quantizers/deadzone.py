@@ -24,7 +24,7 @@ from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_parts, over_ranges
 from qafel.quantizers._base import register_quantizer
 from qafel.quantizers._coded import FINEST, Stepped, entropy
-from qafel.quantizers._scaled import Normalised, rescale
+from qafel.quantizers._scaled import Normalised
 from qafel.vectors import Vector
 
 ROUNDING = np.float32(1 / 3)
@@ -85,15 +85,11 @@ class Deadzone(Stepped):
             places = bytes(_mean_places(flat, q, step))
         return PAYLOAD.pack(step, normalised.exponent, places), q
 
-    def add_steps(
-        self, data: bytes, q: Integers, step: np.float32, exponent: int, weight: np.float32, out: Vector
-    ) -> None:
+    def add_steps(self, data: bytes, q: Integers, step: np.float32, weight: np.float32, out: Vector) -> None:
         """Add the level of every integer."""
         places = np.frombuffer(PAYLOAD.unpack_from(data)[2], np.uint8)
         values = np.empty(int(integers_kernels.largest(q)) + 1, np.float32)
         kernels.levels(places, ROUNDING, step, values)
-        if exponent:
-            values = rescale(values, exponent)
         over_ranges(lambda a, b: kernels.add(q, values, weight, a, b, out), q.size, GROUP)
 
 

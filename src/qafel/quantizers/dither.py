@@ -28,7 +28,7 @@ from qafel.coding.threads import over_ranges
 from qafel.errors import FrameError
 from qafel.quantizers._base import register_quantizer
 from qafel.quantizers._coded import FINEST, HIGHEST, OCTAVE, SAMPLE, Stepped, entropy
-from qafel.quantizers._scaled import Normalised, rescale
+from qafel.quantizers._scaled import Normalised
 from qafel.streams import derive, keys
 from qafel.vectors import Vector
 
@@ -107,18 +107,11 @@ class Dither(Stepped):
             raise FrameError(f"{self.spec}: impossible 256/λ: {part}")
         return min(limit, MAX_PRODUCT // int(part) - 1)
 
-    def add_steps(
-        self, data: bytes, q: Integers, step: np.float32, exponent: int, weight: np.float32, out: Vector
-    ) -> None:
+    def add_steps(self, data: bytes, q: Integers, step: np.float32, weight: np.float32, out: Vector) -> None:
         """Draw the dither again, subtract it, and add the result."""
         part, seed = PAYLOAD.unpack_from(data)[2:]
         shared, slope = keys(seed), step / np.float32(part)
-        if not exponent:
-            kernels.dither_add(q, part, slope, shared, weight, out)
-            return
-        value = vectors.zeros(out.size)
-        kernels.dither_add(q, part, slope, shared, np.float32(1), value)
-        out += weight * rescale(value, exponent)
+        kernels.dither_add(q, part, slope, shared, weight, out)
 
 
 def _part(v: float, max_magnitude: int) -> int:

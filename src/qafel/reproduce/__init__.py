@@ -7,7 +7,6 @@ the names of the JSON, CSV and figure files it wrote. An interrupted study conti
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from qafel.reproduce import catch_up, celeba, frontier, hidden_state, mushrooms,
 from qafel.reproduce.study import Options, Study
 
 STUDIES: dict[str, Callable[[Options], Study]] = {
-    "table1": partial(celeba.table1, "table1", ("affine", "bucketed")),
+    "table1": celeba.table1,
     "table2": celeba.table2,
     "concurrency": celeba.concurrency,
-    "quantizers": partial(celeba.table1, "quantizers", ("affine",)),
     "hidden-state": hidden_state.hidden_state,
     "mushrooms": mushrooms.mushrooms,
     "theory": theory.theory,
@@ -48,14 +46,4 @@ def reproduce(
     for option, value in (("seeds", seeds), ("jobs", 1 if jobs is None else jobs)):
         if value < 1:
             raise ConfigError(f"{option} must be at least 1, got {value}")
-    options = Options(
-        name=name,
-        data=data,
-        seeds=seeds,
-        quick=quick,
-        jobs=jobs,
-        out=out,
-        changes=dict(changes or {}),
-        tell=tell,
-    )
-    return STUDIES[name](options)
+    return STUDIES[name](Options(name, data, seeds, quick, jobs, out, dict(changes or {}), tell))

@@ -58,21 +58,22 @@ def catch_up(options: Options) -> Study:
     data = options.data or DATA
     folder = options.folder(data)
     populations = QUICK if options.quick else CLIENTS
-    wanted = {}
+    groups = {}
     for clients in populations:
         uploads = QUICK_UPLOADS if options.quick else max(MIN_UPLOADS, TASKS * clients)
         for name, chosen in RUNS.items():
-            for seed in range(options.seeds):
-                shared = {"data": data, "clients": clients, "uploads": uploads, "downlink": "catch-up"}
-                shared |= {"evaluate_every": uploads // 2, "held_out_samples": 100}
-                settings = make_settings({**shared, **chosen, **options.changes, "seed": seed}, "the changes")
-                wanted[f"catch-up-{name.lower()}-{clients}-seed{seed}"] = settings
-    outcomes = options.run(wanted, folder)
+            shared = {"data": data, "clients": clients, "uploads": uploads, "downlink": "catch-up"}
+            shared |= {"evaluate_every": uploads // 2, "held_out_samples": 100}
+            groups[f"catch-up-{name.lower()}-{clients}"] = [
+                make_settings({**shared, **chosen, **options.changes, "seed": seed}, "the changes")
+                for seed in range(options.seeds)
+            ]
+    outcomes = options.run(groups, folder)
     rows = []
     for clients in populations:
         kb = {}
         for name in RUNS:
-            runs = [outcomes[f"catch-up-{name.lower()}-{clients}-seed{s}"] for s in range(options.seeds)]
+            runs = outcomes[f"catch-up-{name.lower()}-{clients}"]
             kb[name] = [_per_task(run) for run in runs if isinstance(run, Result)]
         asked = request_bytes(1 << 63, clients - 1, MIN_UPLOADS // 10) / 1000
         rows.append(Row(clients, mean_std(kb["FedBuff"]), mean_std(kb["default"]), asked))
@@ -87,7 +88,7 @@ def catch_up(options: Options) -> Study:
         data=data,
         tables=[Table.of(title, COLUMNS, rows)],
         claims=[],
-        numbers={"rows": rows, "commits of the runs": commits(outcomes.values())},
+        numbers={"rows": rows, "commits of the runs": commits(outcomes)},
         figures=figures.lines(
             folder / "catch-up", [("clients", "kB down per task", lines)], logarithmic=("x",)
         ),

@@ -15,13 +15,13 @@ TITLES = {
 }
 
 
-def table1(name: str, kinds: Sequence[str], options: Options) -> Study:
+def table1(options: Options) -> Study:
     """FedBuff and the nine pairs of bits: affine as the paper measured, and QSGD in max-norm buckets."""
-    chosen = [cell for kind in kinds for cell in cells.table1(kind)]
-    runs = run_cells(options, chosen, paired=("fedbuff", *(f"{kind}-4-4" for kind in kinds)))
+    chosen = [cell for kind in TITLES for cell in cells.table1(kind)]
+    runs = run_cells(options, chosen, paired=("fedbuff", *(f"{kind}-4-4" for kind in TITLES)))
     max_uploads = runs.shared["uploads"]
     tables, held, numbers, drawn = [], [], {}, []
-    for kind in kinds:
+    for kind in TITLES:
         rows = runs.rows(cells.table1(kind), options.seeds)
         named = {row.name: row for row in rows}
         pairs = {row.name: runs.against(row.name) for row in rows[1:]}
@@ -29,7 +29,7 @@ def table1(name: str, kinds: Sequence[str], options: Options) -> Study:
         held += claims.table1(named, pairs, max_uploads, kind)
         numbers[kind] = {"rows": rows, "against FedBuff": pairs}
         drawn += figures.quantizers(runs.folder / f"quantizers-{kind}", named, kind, max_uploads)
-    return runs.finish(name, tables=tables, claims=held, numbers=numbers, notes=runs.notes, figures=drawn)
+    return runs.finish("table1", tables=tables, claims=held, numbers=numbers, notes=runs.notes, figures=drawn)
 
 
 def table2(options: Options) -> Study:

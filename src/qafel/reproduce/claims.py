@@ -21,6 +21,8 @@ Held = bool | None
 def at_most(interval: Interval, limit: float) -> Held:
     """Whether a value is at most ``limit``: by its interval, or by itself where one seed has none."""
     value, low, high = interval
+    if np.isnan(value):
+        return None
     if np.isnan(low):
         return value <= limit
     return True if high <= limit else False if low > limit else None
@@ -36,11 +38,6 @@ def every(parts: Iterable[Held]) -> Held:
     """Whether all parts of a claim held."""
     known = list(parts)
     return False if False in known else None if None in known else True
-
-
-def times(values: Interval) -> str:
-    """A ratio and its interval as text."""
-    return spell(values, "×")
 
 
 def thousands(values: Floats) -> str:
@@ -66,12 +63,12 @@ def table1(rows: Mapping[str, Row], pairs: Mapping[str, Paired], max_uploads: in
         Claim(
             f"{kind}: 4/4 needs at most 1.2 times FedBuff's uploads",
             at_most(four.ratio, 1.2),
-            f"{times(four.ratio)} over {four.seeds} paired seeds (paper: 1.07)",
+            f"{spell(four.ratio)} over {four.seeds} paired seeds (paper: 1.07)",
         ),
         Claim(
             f"{kind}: 4/4 sends at least 6 times fewer MB in each direction",
             every(at_least(fewer, 6) for fewer in (four.fewer_up, four.fewer_down)),
-            f"up {times(four.fewer_up)}, down {times(four.fewer_down)} (paper: 5.2 to 8)",
+            f"up {spell(four.fewer_up)}, down {spell(four.fewer_down)} (paper: 5.2 to 8)",
         ),
         Claim(
             f"{kind}: a 2-bit client costs most uploads",
@@ -102,7 +99,7 @@ def table1(rows: Mapping[str, Row], pairs: Mapping[str, Paired], max_uploads: in
                 for fewer, least in ((pairs[name].fewer_up, 3), (pairs[name].fewer_down, 2))
             ),
             ", ".join(
-                f"{c}/{s}: {times(pairs[name].fewer_up)} {times(pairs[name].fewer_down)}"
+                f"{c}/{s}: {spell(pairs[name].fewer_up)} {spell(pairs[name].fewer_down)}"
                 for (c, s), name in grid.items()
             ),
         ),
@@ -111,8 +108,7 @@ def table1(rows: Mapping[str, Row], pairs: Mapping[str, Paired], max_uploads: in
 
 def _more(difference: Interval) -> str:
     """A difference of uploads, with its interval, in thousands."""
-    value, low, high = (part / 1000 for part in difference)
-    return f"{value:+.2f} k" if np.isnan(low) else f"{value:+.2f} k [{low:+.2f}, {high:+.2f}]"
+    return spell(difference, " k", scale=1e-3, form="+.2f")
 
 
 def table2(rows: Sequence[Row], pairs: Mapping[str, Paired], max_uploads: int) -> list[Claim]:
@@ -131,7 +127,7 @@ def table2(rows: Sequence[Row], pairs: Mapping[str, Paired], max_uploads: int) -
             every(
                 at_least(fewer, 1) for pair in pairs.values() for fewer in (pair.fewer_up, pair.fewer_down)
             ),
-            ", ".join(f"{n}: up {times(p.fewer_up)}, down {times(p.fewer_down)}" for n, p in pairs.items()),
+            ", ".join(f"{n}: up {spell(p.fewer_up)}, down {spell(p.fewer_down)}" for n, p in pairs.items()),
         ),
     ]
 
@@ -142,13 +138,13 @@ def concurrency(pairs: Mapping[str, Paired]) -> list[Claim]:
         Claim(
             "QAFeL needs at most 1.5 times FedBuff's uploads at every concurrency (paper: 1 to 1.5)",
             every(at_most(pair.ratio, 1.5) for pair in pairs.values()),
-            ", ".join(f"{n}: {times(pair.ratio)}" for n, pair in pairs.items()),
+            ", ".join(f"{n}: {spell(pair.ratio)}" for n, pair in pairs.items()),
         ),
         Claim(
             "QAFeL sends at least 5.2 times fewer MB at every concurrency (paper: 5.2 to 8)",
             every(
                 at_least(fewer, 5.2) for pair in pairs.values() for fewer in (pair.fewer_up, pair.fewer_down)
             ),
-            ", ".join(f"{n}: up {times(p.fewer_up)}, down {times(p.fewer_down)}" for n, p in pairs.items()),
+            ", ".join(f"{n}: up {spell(p.fewer_up)}, down {spell(p.fewer_down)}" for n, p in pairs.items()),
         ),
     ]

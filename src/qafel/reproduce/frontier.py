@@ -129,9 +129,9 @@ COLUMNS: Columns = {
     "accuracy, % (FedBuff's)": _metric,
     "whole run: × fewer up": lambda row: f"{row.fewer('bytes_up'):.1f}",
     "× fewer down": lambda row: f"{row.fewer('bytes_down'):.1f}",
-    "to 95 % of FedBuff's gain: uploads ÷ FedBuff's": lambda row: spell(row.against("ratio"), "×"),
-    "times fewer up": lambda row: spell(row.against("fewer_up"), "×"),
-    "times fewer down": lambda row: spell(row.against("fewer_down"), "×"),
+    "to 95 % of FedBuff's gain: uploads ÷ FedBuff's": lambda row: spell(row.against("ratio")),
+    "times fewer up": lambda row: spell(row.against("fewer_up")),
+    "times fewer down": lambda row: spell(row.against("fewer_down")),
 }
 
 
@@ -139,27 +139,19 @@ def frontier(options: Options) -> Study:
     """FedBuff, the defaults and the paper's four bits on the tasks whose data is there."""
     chosen = _tasks(options)
     folder = options.folder(options.data or "digits")
-    wanted = {}
+    groups = {}
     for name, task in chosen.items():
         seeds = task.seeds[:QUICK_SEEDS] if options.quick else task.seeds
         shared = {**task.settings, **(QUICK if options.quick else {}), **options.changes}
         shared["data"] = _path(task, options.data)
         for run, settings in task.runs.items():
-            for seed in seeds:
-                label = f"{_slug(name)}-{_slug(run)}-seed{seed}"
-                wanted[label] = make_settings({**shared, **settings, "seed": seed}, "the changes")
-    outcomes = options.run(wanted, folder)
+            groups[_label(name, run)] = [
+                make_settings({**shared, **settings, "seed": seed}, "the changes") for seed in seeds
+            ]
+    outcomes = options.run(groups, folder)
     comparisons, rows, drawn = {}, [], []
     for name, task in chosen.items():
-        groups = {
-            run: [
-                outcome
-                for label, outcome in outcomes.items()
-                if label.startswith(f"{_slug(name)}-{_slug(run)}-seed")
-            ]
-            for run in task.runs
-        }
-        compared = comparisons[name] = Comparison(groups)
+        compared = comparisons[name] = Comparison({run: outcomes[_label(name, run)] for run in task.runs})
         base, *others = compared.rows
         rows += [Row(name, mine, base) for mine in others]
         drawn += figures.save(compared.figure(), folder / f"frontier-{_slug(name)}")
@@ -176,7 +168,7 @@ def frontier(options: Options) -> Study:
         numbers={
             "mean of the tasks": mean,
             "tasks": {name: compared.rows for name, compared in comparisons.items()},
-            "commits of the runs": commits(outcomes.values()),
+            "commits of the runs": commits(outcomes),
         },
         notes=[note for compared in comparisons.values() for note in compared.notes],
         figures=drawn,
@@ -215,6 +207,10 @@ def _path(task: Task, data: str | None) -> str:
         return task.file
     place = Path(data or ".")
     return str(place / task.file if place.is_dir() else place)
+
+
+def _label(task: str, run: str) -> str:
+    return f"{_slug(task)}-{_slug(run)}"
 
 
 def _slug(name: str) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import msgspec
 
 from qafel.reproduce import cells, figures
-from qafel.reproduce.claims import at_least, at_most, every, times
+from qafel.reproduce.claims import at_least, at_most, every
 from qafel.reproduce.rows import Pair, run_cells
 from qafel.reproduce.study import Claim, Options, Study, plus_minus
-from qafel.runs.comparison import Diverged, Outcome
+from qafel.runs.comparison import Diverged, Outcome, spell
 from qafel.runs.intervals import Interval, mean_interval, ratio_interval
 from qafel.runs.result import Result
 from qafel.runs.summary import mean_std
@@ -120,7 +120,7 @@ def _claims(ends: dict[str, Ended]) -> list[Claim]:
         Claim(
             "the hidden state keeps x̂ near x, where naive quantization does not",
             at_least(ratio, 2),
-            f"‖x − x̂‖ at the end: {good.error[0]:.3g} against {naive.error[0]:.3g}, {times(ratio)}",
+            f"‖x − x̂‖ at the end: {good.error[0]:.3g} against {naive.error[0]:.3g}, {spell(ratio)}",
         ),
         learns(4, "bucketed"),
         learns(2, "coarse"),
@@ -139,5 +139,4 @@ def _claims(ends: dict[str, Ended]) -> list[Claim]:
 
 def _points(difference: Interval) -> str:
     """A difference of accuracies with its interval, in percentage points."""
-    value, low, high = (100 * part for part in difference)
-    return f"{value:.1f} points" if math.isnan(low) else f"{value:.1f} points [{low:.1f}, {high:.1f}]"
+    return spell(difference, " points", scale=100, form=".1f")

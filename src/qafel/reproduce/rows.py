@@ -161,8 +161,7 @@ class Runs:
 
     def finish(self, name: str, *, numbers: Mapping[str, Any], **results: Any) -> Study:
         """The study, with its protocol and the commits that the runs were made at."""
-        outcomes = [outcome for outcomes in self.outcomes.values() for outcome in outcomes]
-        origin = {"protocol": self.shared, "commits of the runs": commits(outcomes)}
+        origin = {"protocol": self.shared, "commits of the runs": commits(self.outcomes)}
         return finish(name, self.folder, data=self.data, numbers={**origin, **numbers}, **results)
 
 
@@ -192,12 +191,10 @@ def run_cells(
     folder = options.folder(data)
     shared = cells.base(data, quick=options.quick, changes=options.changes, uploads=uploads)
     more = options.seeds if options.quick else max(options.seeds, PAIRED)
-    seeds = {cell.name: range(more if cell.name in paired else options.seeds) for cell in chosen}
-    wanted = {
-        f"{cell.name}-seed{seed}": cells.chosen(cell, shared, seed)
+    groups = {
+        cell.name: [
+            cells.chosen(cell, shared, seed) for seed in range(more if cell.name in paired else options.seeds)
+        ]
         for cell in chosen
-        for seed in seeds[cell.name]
     }
-    results = options.run(wanted, folder)
-    outcomes = {name: [results[f"{name}-seed{seed}"] for seed in mine] for name, mine in seeds.items()}
-    return Runs(data, folder, shared, outcomes)
+    return Runs(data, folder, shared, options.run(groups, folder))

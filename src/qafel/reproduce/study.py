@@ -3,7 +3,7 @@
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from qafel.files import write, write_json
-from qafel.records import finite, made_by, provenance
+from qafel.records import made_by, provenance
 from qafel.runs.comparison import Outcome
 from qafel.runs.result import Result
 from qafel.sim import PACKAGES, Settings
@@ -56,9 +56,12 @@ class Options:
         request = {"study": self.name, "data": data, "quick": self.quick, "changes": dict(self.changes)}
         return claim(folder, request, f"{self.name}.request.json")
 
-    def run(self, wanted: Mapping[str, Settings], folder: Path) -> dict[str, Outcome]:
-        """Simulate these settings; runs that have finished in ``folder`` are read from there."""
-        return run_all(wanted, folder / "runs", jobs=self.jobs, tell=self.tell)
+    def run(self, groups: Mapping[str, Sequence[Settings]], folder: Path) -> dict[str, list[Outcome]]:
+        """Simulate each group, a run for each seed; runs that ended in ``folder`` are read from there."""
+        runs = {name: {f"{name}-seed{one.seed}": one for one in some} for name, some in groups.items()}
+        wanted = {run: one for some in runs.values() for run, one in some.items()}
+        outcomes = run_all(wanted, folder / "runs", jobs=self.jobs, tell=self.tell)
+        return {name: [outcomes[run] for run in some] for name, some in runs.items()}
 
     def compute(
         self, cells: Mapping[str, Computation[Value]], folder: Path, kind: type[Value]
@@ -116,9 +119,9 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     files: list[str]
 
 
-def commits(outcomes: Iterable[Outcome]) -> list[str]:
+def commits(outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
     """The commits that runs were made at."""
-    runs = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    runs = [outcome for some in outcomes.values() for outcome in some if isinstance(outcome, Result)]
     return sorted({str(run.summary.provenance["commit"]) for run in runs})
 
 
@@ -142,7 +145,7 @@ def finish(
         data=data,
         tables=tables,
         claims=claims,
-        numbers=finite(msgspec.to_builtins(numbers)),
+        numbers=msgspec.json.decode(msgspec.json.encode(numbers)),
         notes=list(notes),
         files=[str(path) for path in (result, *sheets, page, *figures)],
     )

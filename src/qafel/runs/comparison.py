@@ -13,8 +13,7 @@ from qafel.runs.groups import check_seeds, group
 from qafel.runs.intervals import Interval
 from qafel.runs.result import Result, figure_of, load
 from qafel.runs.summary import main_metric, mean_std, shown
-from qafel.runs.tabular import Tabular
-from qafel.tables import Table
+from qafel.tables import Table, Tabular
 
 Pair = tuple[float, float]
 """Mean and standard deviation."""
@@ -125,11 +124,11 @@ class Comparison(Tabular):
             "run": "{.name}",
             "seeds": lambda row: str(len(row.against.seeds)),
             "uploads": lambda row: _number(row.against.uploads, 0),
-            short: lambda row: spell(row.against.ratio, "×"),
+            short: lambda row: spell(row.against.ratio),
             "MB up": lambda row: _number(row.against.mb_up, 2),
-            "times fewer up": lambda row: spell(row.against.fewer_up, "×"),
+            "times fewer up": lambda row: spell(row.against.fewer_up),
             "MB down": lambda row: _number(row.against.mb_down, 2),
-            "times fewer down": lambda row: spell(row.against.fewer_down, "×"),
+            "times fewer down": lambda row: spell(row.against.fewer_down),
         }
         return [
             first,
@@ -277,12 +276,15 @@ def _reference(results: Mapping[str, Sequence[Result]], chosen: str | None) -> s
     return (plain if len(plain) == 1 else [*ended, *results])[0]
 
 
-def spell(values: Interval, unit: str = "") -> str:
+def spell(values: Interval, unit: str = "×", scale: float = 1.0, form: str = ".2f") -> str:
     """A value and its interval as text."""
-    value, low, high = values
-    if not math.isfinite(value) or value == 0:
+    value, low, high = (
+        format(scale * part, form) if math.isfinite(part) else "–" if math.isnan(part) else "∞"
+        for part in values
+    )
+    if not math.isfinite(values[0]) or (unit == "×" and values[0] == 0):
         return "–"
-    return f"{value:.2f}{unit}" if math.isnan(low) else f"{value:.2f}{unit} [{low:.2f}, {_number(high, 2)}]"
+    return f"{value}{unit}" if math.isnan(values[1]) else f"{value}{unit} [{low}, {high}]"
 
 
 def _number(value: float, digits: int) -> str:

@@ -10,32 +10,12 @@ Times are those of the virtual clock. The log does not change a run, and a run d
 """
 
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 EVENTS = "events.jsonl"
 Event = list[Any]
-
-
-class EventLog:
-    """Appends events to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = path.open("ab")
-
-    def write(self, *event: Any) -> None:
-        """Append an event."""
-        self._file.write(msgspec.json.encode(event) + b"\n")
-
-    def flush(self) -> int:
-        """Write what is buffered; return the length of the file."""
-        self._file.flush()
-        return self._file.tell()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def read_events(path: Path, first: int = 0, count: int | None = None) -> list[Event]:

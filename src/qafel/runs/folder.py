@@ -25,6 +25,7 @@ from qafel import files
 from qafel.errors import ConfigError, QafelError, StateError
 from qafel.runs.events import EVENTS
 
+METRICS = "metrics.jsonl"
 LIVE = "live.json"
 
 
@@ -33,7 +34,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._metrics: IO[bytes] | None = None
+        self._appended: dict[str, IO[bytes]] = {}
         self._lock: int | None = None
 
     @classmethod
@@ -48,7 +49,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             folder.lock()
             files.write(path / "config.toml", config.encode())
-            files.write(folder.metrics, b"")
+            files.write(path / METRICS, b"")
         except OSError as error:
             raise ConfigError(
                 f"cannot write to {path} ({error.strerror or error}); choose another folder"
@@ -67,11 +68,6 @@ class RunFolder:
         return folder
 
     @property
-    def metrics(self) -> Path:
-        """The path of metrics.jsonl."""
-        return self.path / "metrics.jsonl"
-
-    @property
     def frames(self) -> Path:
         """The path of frames.bin."""
         return self.path / "frames.bin"
@@ -81,10 +77,13 @@ class RunFolder:
         """Whether the events of the run are written."""
         return (self.path / EVENTS).exists()
 
-    @property
-    def metrics_bytes(self) -> int:
-        """The length of metrics.jsonl."""
-        return self.metrics.stat().st_size if self.metrics.exists() else 0
+    def size(self, name: str) -> int:
+        """The length of a file, with everything that was appended; 0 if there is none."""
+        if name in self._appended:
+            with self.writing():
+                self._appended[name].flush()
+        path = self.path / name
+        return path.stat().st_size if path.exists() else 0
 
     def lock(self) -> None:
         """Lock the folder against other processes, until this one closes it."""
@@ -103,22 +102,30 @@ class RunFolder:
 
     def append(self, point: msgspec.Struct) -> None:
         """Append an evaluation to metrics.jsonl."""
+        self._append(METRICS, point)
+        self.size(METRICS)
+
+    def note(self, *event: Any) -> None:
+        """Append an event to events.jsonl; it is written with the next checkpoint at the latest."""
+        self._append(EVENTS, event)
+
+    def _append(self, name: str, value: Any) -> None:
         with self.writing():
-            if self._metrics is None:
-                self._metrics = self.metrics.open("ab")
-            self._metrics.write(msgspec.json.encode(point) + b"\n")
-            self._metrics.flush()
+            if name not in self._appended:
+                self._appended[name] = (self.path / name).open("ab")
+            self._appended[name].write(msgspec.json.encode(value) + b"\n")
 
     def truncate(self, size: int, events: int = 0) -> None:
         """Cut metrics.jsonl and events.jsonl to their lengths at a checkpoint: the rest is run again."""
+        sizes = {METRICS: size} | ({EVENTS: events} if self.has_events else {})
         with self.writing():
-            if self.metrics_bytes < size:
-                raise StateError(
-                    f"{self.metrics} is shorter than when the checkpoint was made; start the run anew"
-                )
-            os.truncate(self.metrics, size)
-            if self.has_events:
-                os.truncate(self.path / EVENTS, events)
+            for name, length in sizes.items():
+                path = self.path / name
+                if self.size(name) < length:
+                    raise StateError(
+                        f"{path} is shorter than when the checkpoint was made; start the run anew"
+                    )
+                os.truncate(path, length)
 
     def save(self, checkpoint: bytes) -> None:
         """Replace the checkpoint atomically; it may hold secrets."""
@@ -153,9 +160,9 @@ class RunFolder:
 
     def close(self) -> None:
         """Close the files and release the lock."""
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        with self.writing():
+            while self._appended:
+                self._appended.popitem()[1].close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

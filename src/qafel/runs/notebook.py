@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from qafel.runs.summary import main_metric, shown
-
 PATIENCE = 1.0
 """Seconds before a bar appears."""
 INTERVAL = 0.25
@@ -56,15 +54,8 @@ def run_bar() -> Callable[[Any], None]:
     bar = Bar()
 
     def progress(run: Any) -> None:
-        totals, points = run.tracker.totals, run.tracker.points
-        smoothed = points[-1].smoothed if points else {}
-        metric = main_metric(smoothed)
-        value = f", {metric} {shown(metric, smoothed[metric])}" if metric in smoothed else ""
-        text = f"{run.settings.algorithm}: {totals.uploads:,} uploads{value}"
-        bar(text, min(1.0, totals.uploads / run.settings.uploads))
+        uploads = run.tracker.totals.uploads
+        text = f"{run.settings.algorithm}: {uploads:,} uploads {run.tracker.headline}"
+        bar(text, min(1.0, uploads / run.settings.uploads))
 
-    return progress if bar.active else _silent
-
-
-def _silent(_run: Any) -> None:
-    pass
+    return progress if bar.active else lambda _: None

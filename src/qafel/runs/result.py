@@ -11,8 +11,7 @@ from qafel import report
 from qafel.errors import ConfigError, MissingExtraError
 from qafel.runs.folder import RunFolder
 from qafel.runs.summary import FORMAT, Point, Summary, shown
-from qafel.runs.tabular import Tabular
-from qafel.tables import Table
+from qafel.tables import Table, Tabular
 from qafel.vectors import Layout, Vector
 
 PANELS = (
@@ -44,11 +43,6 @@ class Result(Tabular):
             f"Result({s.algorithm}: {metrics} after {s.uploads} uploads, "
             f"{s.bytes_up / 1e6:.2f} MB up, {s.bytes_down / 1e6:.2f} MB down)"
         )
-
-    @property
-    def accuracy(self) -> float:
-        """The smoothed accuracy at the end."""
-        return self.summary.accuracy
 
     @property
     def best_accuracy(self) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 from qafel.errors import ConfigError, DivergenceError
 from qafel.hidden import digest
 from qafel.runs.folder import RunFolder
-from qafel.runs.summary import Point, Summary
+from qafel.runs.summary import Point, Summary, main_metric, shown
 from qafel.server import Accepted, Dropped, Event, Server, Stepped
 from qafel.tasks.settings import Learning
 from qafel.tasks.target import Target, parse_target
@@ -91,6 +91,13 @@ class Tracker:
     def end(self, reason: str) -> None:
         """End the run for a reason, unless it has ended."""
         self.totals.reason = self.totals.reason or reason
+
+    @property
+    def headline(self) -> str:
+        """The main metric of the newest evaluation, as text; empty before there is one."""
+        smoothed = self.points[-1].smoothed if self.points else {}
+        metric = main_metric(smoothed)
+        return f"{metric} {shown(metric, smoothed[metric])}" if metric in smoothed else ""
 
     @property
     def live(self) -> dict[str, Any]:

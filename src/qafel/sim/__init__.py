@@ -18,7 +18,6 @@ from qafel import wire
 from qafel.errors import ConfigError, FormatError, FrameError, QafelWarning, StateError, Stopped
 from qafel.extras import require
 from qafel.records import provenance
-from qafel.runs import notebook
 from qafel.runs.callbacks import Csv, EarlyStopping, TensorBoard
 from qafel.runs.comparison import Comparison, compare
 from qafel.runs.folder import RunFolder
@@ -101,24 +100,16 @@ def _keywords_of(kind: Callable[P, object]) -> Callable[[Callable[..., R]], Call
 
 
 @_keywords_of(Options)
-def simulate(
-    *,
-    out: str | Path | None = None,
-    workers: int | None = None,
-    callbacks: Sequence[Callback] = (),
-    progress: Progress | None = None,
-    events: bool = False,
-    **values: Any,
-) -> Result:
-    """Run a simulation; the other keywords are ``Settings``.
+def simulate(*, out: str | Path | None = None, **keywords: Any) -> Result:
+    """Run a simulation; the keywords are ``Settings``, and how they are run (``Options``).
 
     ``out`` is a folder for the run, ``workers`` the number of processes (by default one per core);
     ``callbacks`` are called with every evaluation, and one that returns True ends the run. ``events`` writes
     events.jsonl into the folder, for the dashboard's timeline.
     """
-    path = None if out is None else Path(out)
-    options: Any = {"workers": workers, "callbacks": callbacks, "progress": progress, "events": events}
-    return run(make_settings(values), path, **options)
+    names = set(Options.__struct_fields__) - set(Settings.__struct_fields__)
+    options = {name: keywords.pop(name) for name in names & set(keywords)}
+    return run(make_settings(keywords), None if out is None else Path(out), **options)
 
 
 def run(
@@ -140,9 +131,17 @@ def run(
     drawn = "" if settings.clients else f"# clients = {learner.clients}, drawn with the seed\n"
     folder = None if out is None else RunFolder.create(out, header(chosen) + drawn + settings.to_toml())
     try:
-        options = _options(workers, callbacks, progress, checkpoint_seconds)
-        options |= {"folder": folder, "layout": learner.layout, "events": events}
-        return _finish(Simulation(settings, learner, **options))
+        simulation = Simulation(
+            settings,
+            learner,
+            workers=workers,
+            folder=folder,
+            checkpoint_seconds=checkpoint_seconds,
+            progress=progress,
+            callbacks=callbacks,
+            events=events,
+        )
+        return _finish(simulation)
     except BaseException:
         if folder is not None and folder.checkpoint() is None:
             folder.remove()  # there is nothing to resume from
@@ -150,16 +149,6 @@ def run(
     finally:
         if folder is not None:
             folder.close()
-
-
-def _options(
-    workers: int | None, callbacks: Sequence[Callback], progress: Progress | None, seconds: float
-) -> dict[str, Any]:
-    """Options of a Simulation; without a progress function a notebook shows a bar, and a script nothing."""
-    shown: Any = notebook.run_bar() if progress is None else progress
-    return {
-        "workers": workers, "callbacks": callbacks, "progress": shown, "checkpoint_seconds": seconds,
-    }  # fmt: skip
 
 
 def need_extras(chosen: Settings, *more: str, saved: bool = True) -> None:
@@ -191,10 +180,17 @@ def resume(
         chosen = _with_functions(read_settings(folder.path / "config.toml"), functions)
         need_extras(chosen)
         learner = chosen.learner()
-        options = _options(workers, callbacks, progress, checkpoint_seconds)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QafelWarning)
-            simulation = Simulation(chosen, learner, folder=folder, layout=learner.layout, **options)
+            simulation = Simulation(
+                chosen,
+                learner,
+                workers=workers,
+                folder=folder,
+                checkpoint_seconds=checkpoint_seconds,
+                progress=progress,
+                callbacks=callbacks,
+            )
             saved = folder.checkpoint()
             if saved is None:
                 folder.truncate(0)

@@ -19,7 +19,6 @@ from qafel.errors import ConfigError, DivergenceError, QafelError, Stopped
 from qafel.runs.comparison import Diverged, Outcome
 from qafel.runs.folder import new_folder
 from qafel.runs.result import Result, load
-from qafel.runs.summary import main_metric, shown
 from qafel.sim.processes import State, Tell, in_parallel
 from qafel.sim.settings import Settings
 from qafel.sim.simulation import Simulation
@@ -132,15 +131,13 @@ def _one(chosen: Settings, folder: Path, workers: int, tell: Any) -> None:
 
     def progress(run: Simulation) -> None:
         nonlocal last
-        totals, points = run.tracker.totals, run.tracker.points
+        totals = run.tracker.totals
         if totals.uploads - last < STEP and not run.tracker.reason:
             return
         last = totals.uploads
-        smoothed = points[-1].smoothed if points else {}
-        metric = main_metric(smoothed)
-        value = f"  {metric} {shown(metric, smoothed[metric])}" if metric in smoothed else ""
         sent = f"  ↑{totals.bytes_up / 1e6:,.1f} ↓{totals.bytes_down / 1e6:,.1f} MB"
-        tell(State(folder.name, min(0.999, last / chosen.uploads), f"{last:,} uploads{value}{sent}"))
+        text = f"{last:,} uploads  {run.tracker.headline}{sent}"
+        tell(State(folder.name, min(0.999, last / chosen.uploads), text))
 
     try:
         if (folder / "config.toml").exists():

@@ -42,9 +42,6 @@ class Frames:
     def __len__(self) -> int:
         return len(self._memory) + len(self._places)
 
-    def __contains__(self, serial: int) -> bool:
-        return serial in self._memory or serial in self._places
-
     @property
     def spilled(self) -> int:
         """Bytes of the file."""

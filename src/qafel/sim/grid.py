@@ -56,11 +56,7 @@ def sweep(
     called again.
     """
     path = Path(base) if isinstance(base, str | Path) else None
-    start = (
-        {name: getattr(base, name) for name in Settings.__struct_fields__}
-        if isinstance(base, Settings)
-        else read_values(Settings, path)
-    )
+    start = msgspec.structs.asdict(base) if isinstance(base, Settings) else read_values(Settings, path)
     groups = combinations({**start, **settings}, vary, seeds, reference)
     return run_groups(groups, "sweep", out, jobs=jobs, reference=reference, level=level, tell=tell)[0]
 

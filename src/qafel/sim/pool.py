@@ -12,7 +12,6 @@ task number.
 
 import math
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -132,7 +131,7 @@ class InProcess:
         except QafelError:
             raise
         except Exception as error:
-            raise WorkerError(describe(error), traceback.format_exc()) from error
+            raise WorkerError(describe(error)) from error
         self._frames.put(event.serial, frame)
 
     def wait(self, serial: int) -> None:

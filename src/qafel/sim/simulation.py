@@ -27,8 +27,9 @@ from qafel.client import Advanced, Client
 from qafel.coding.threads import cores
 from qafel.config import Job
 from qafel.errors import ConfigError, QafelError, QafelWarning, StateError
-from qafel.runs.events import EVENTS, EventLog
-from qafel.runs.folder import RunFolder
+from qafel.runs import notebook
+from qafel.runs.events import EVENTS
+from qafel.runs.folder import METRICS, RunFolder
 from qafel.runs.summary import crowded
 from qafel.runs.tracker import Callback, Totals, Tracker, mean_metrics, model_digest
 from qafel.server import Accepted, Server, Stepped
@@ -39,7 +40,7 @@ from qafel.sim.pool import InProcess, Learner
 from qafel.sim.settings import Settings
 from qafel.sim.timeline import Event, Timeline, kernels
 from qafel.sim.workers import Workers
-from qafel.vectors import Layout, Vector
+from qafel.vectors import Vector
 from qafel.wire import Rejected, Sealed, request_bytes
 
 CHECKPOINT_SECONDS = 30.0
@@ -76,15 +77,17 @@ class Simulation:
         *,
         workers: int | None = None,
         folder: RunFolder | None = None,
-        layout: Layout | None = None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         durations: Callable[[int], Times] | None = None,
-        progress: Callable[["Simulation"], None] = lambda _: None,
+        progress: Callable[["Simulation"], None] | None = None,
         callbacks: Sequence[Callback] = (),
         events: bool = False,
     ) -> None:
-        """``events``: also write events.jsonl into the folder (``qafel.runs.events``)."""
-        self.settings, self.learner, self.folder, self._progress = settings, learner, folder, progress
+        """``events``: also write events.jsonl into the folder (``qafel.runs.events``); ``progress`` is called
+        after every event, by default a bar in a notebook.
+        """
+        self.settings, self.learner, self.folder = settings, learner, folder
+        self._progress = progress or notebook.run_bar()
         default = cores() if hasattr(os, "fork") else 1
         self.workers = default if workers is None else workers
         self._checkpoint_seconds = checkpoint_seconds
@@ -92,7 +95,7 @@ class Simulation:
             raise ConfigError(f"workers must be at least 1, got {workers}")
         if settings.device != "cpu":
             self.workers = 1
-        job = settings.job(learner.x.size, layout)
+        job = settings.job(learner.x.size, getattr(learner, "layout", None))
         self._weighted = _weighted_buffer(settings, job)
         own = settings.object("aggregator")
         if own is not None and own.count:
@@ -111,7 +114,7 @@ class Simulation:
         self._follower = Client(job, learner.x, client=0)
         self._held = None if settings.downlink == "broadcast" else np.zeros(learner.clients, np.int64)
         """The version of x̂ that each client holds, where increments are not broadcast; x⁰ is agreed on."""
-        self._log = EventLog(folder.path / EVENTS) if folder and (events or folder.has_events) else None
+        self._events = folder if folder and (events or folder.has_events) else None
         self.seconds = dict.fromkeys(("total", "server", "evaluation", "checkpoint"), 0.0)
         self._before: dict[str, float] = {}
         """The seconds that were spent before the run was resumed."""
@@ -153,8 +156,6 @@ class Simulation:
             self.seconds["total"] = before + time.perf_counter() - began
             self.pool.close()
             self.frames.close()
-            if self._log is not None:
-                self._log.close()
 
     def _handle(self, event: Event) -> None:
         tracker = self.tracker
@@ -184,8 +185,8 @@ class Simulation:
             tracker.totals.lost += 1
 
     def _note(self, kind: str, event: Event, *more: Any) -> None:
-        if self._log is not None:
-            self._log.write(kind, event.time, event.client, event.task, *more)
+        if self._events is not None:
+            self._events.note(kind, event.time, event.client, event.task, *more)
 
     def _report(self, event: Event) -> None:
         """An update reaches the server."""
@@ -207,8 +208,8 @@ class Simulation:
             elif isinstance(outcome, Rejected):
                 self._note("rejected", event, outcome.reason)
             if isinstance(outcome, Stepped):
-                if self._log is not None:
-                    self._log.write("step", event.time, outcome.version, len(outcome.frame))
+                if self._events is not None:
+                    self._events.note("step", event.time, outcome.version, len(outcome.frame))
                 self._stepped(outcome)
             elif isinstance(outcome, Rejected) and outcome.reason != "stale":
                 raise QafelError(f"the server refused an update of the simulation: {outcome}")
@@ -291,8 +292,8 @@ class Simulation:
             known=b"" if self._held is None else self._held.tobytes(),
             totals=self.tracker.totals,
             seconds=self.spent,
-            metrics_bytes=self.folder.metrics_bytes,
-            events_bytes=self._log.flush() if self._log is not None else 0,
+            metrics_bytes=self.folder.size(METRICS),
+            events_bytes=self.folder.size(EVENTS),
         )
         self.folder.save(saved.to_bytes())
         self.frames.commit()

@@ -37,7 +37,7 @@ from qafel import wire
 from qafel.client import assign
 from qafel.coding.threads import set_threads
 from qafel.config import Job
-from qafel.errors import ConfigError, DivergenceError, WorkerError
+from qafel.errors import ConfigError, DivergenceError, QafelError, VectorError, WorkerError
 from qafel.sim.frames import Frames
 from qafel.sim.pool import Learner, Trainer, describe
 from qafel.sim.timeline import Event
@@ -267,10 +267,7 @@ class Workers:
             self._boxes.append(box)
             content = bytes(self._shared.boxes[box, :length])
             if kind == FAILED:
-                error, message, remote = content.decode(errors="replace").split("\0", 2)
-                if error == DivergenceError.__name__:
-                    raise DivergenceError(message)
-                raise WorkerError(message, remote)
+                raise _failure(*content.decode(errors="replace").split("\0", 2))
             if kind == TRAIN:
                 self._frames.put(serial, content)
                 place, _ = self._waiting.pop(serial)
@@ -331,3 +328,11 @@ def _work(k: int, shared: _Shared, job: Job, learner: Learner) -> None:
             os.write(shared.answers[1], b"".join(answers(orders)))
             if shared.hungry[0] or failed:
                 os.write(shared.bell[1], b".")
+
+
+def _failure(kind: str, message: str, remote: str) -> QafelError:
+    """The error of a worker, with its traceback as a note: one of qafel's own, or a WorkerError."""
+    kinds = {one.__name__: one for one in (ConfigError, DivergenceError, VectorError)}
+    error = kinds.get(kind, WorkerError)(message)
+    error.add_note(remote)
+    return error

@@ -7,10 +7,7 @@ from typing import Any
 
 import msgspec
 
-from qafel.tasks.rates import LOCAL_RATES
 from qafel.tasks.settings import Learning
-
-MODEL_NAMES = tuple(LOCAL_RATES)
 
 
 class Described(msgspec.Struct, frozen=True):

@@ -51,6 +51,15 @@ def import_function(value: Any, what: str) -> Any:
     return value
 
 
+def call_factory(factory: Callable[..., Any], what: str, *arguments: Any) -> Any:
+    """Call a user's factory with the first arguments, as many as it takes."""
+    try:
+        return factory(*arguments[: parameters_of(factory, len(arguments))])
+    except Exception as error:
+        message = " ".join(str(error).split())[:300]
+        raise ConfigError(f"the {what} factory failed: {type(error).__name__}: {message}") from error
+
+
 def parameters_of(function: Callable[..., Any], max_arguments: int, *, required: bool = False) -> int:
     """How many positional arguments a function takes, up to a limit; ``required``: without a default."""
     try:

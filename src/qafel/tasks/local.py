@@ -44,12 +44,6 @@ class LocalSgd(msgspec.Struct, frozen=True):
     """Makes an optimizer of PyTorch from the parameters, or from the parameters and the task."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < np.inf:
-            raise ConfigError(f"local_rate must be positive and finite, got {self.rate}")
-        for name in ("batch_size", "epochs", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"local_momentum must be at least 0 and below 1, got {self.momentum}")
         for name in ("weight_decay", "prox"):

@@ -14,7 +14,7 @@ import numpy as np
 from qafel.errors import ConfigError, MissingExtraError
 from qafel.streams import derive
 from qafel.tasks import cnn
-from qafel.tasks.functions import import_function, parameters_of
+from qafel.tasks.functions import call_factory, import_function
 from qafel.vectors import Layout, Vector
 
 try:
@@ -170,15 +170,6 @@ MODELS: dict[str, Callable[[Samples], nn.Module]] = {
 }
 REAL = ("cnn", "logistic", "softmax", "mlp", "resnet18")
 """The built-in models whose inputs are real numbers; integers are converted for them."""
-
-
-def call_factory(factory: Callable[..., Any], what: str, *arguments: Any) -> Any:
-    """Call a user's factory with the first arguments, as many as it takes."""
-    try:
-        return factory(*arguments[: parameters_of(factory, len(arguments))])
-    except Exception as error:
-        message = " ".join(str(error).split())[:300]
-        raise ConfigError(f"the {what} factory failed: {type(error).__name__}: {message}") from error
 
 
 def model(chosen: Any, samples: Samples, seed: int, *, batch_statistics: bool = False) -> nn.Module:

@@ -12,7 +12,6 @@ import msgspec
 
 from qafel.config import ALGORITHMS, Job, Weight, algorithm
 from qafel.errors import ConfigError
-from qafel.tasks.rates import default_rate
 from qafel.tasks.target import parse_target
 from qafel.tasks.values import NO_DATA, PYTHON, described_code, named, not_importable, to_toml, unknown
 from qafel.vectors import Layout
@@ -41,33 +40,15 @@ COUNTS = (
 MAX_CLIENTS = 1 << 31
 """The clients of a federation whose number is not known."""
 
-JOB = (
-    "client_quantizer",
-    "server_quantizer",
-    "buffer_size",
-    "server_rate",
-    "momentum",
-    "lookahead",
-    "server_optimizer",
-    "staleness_weight",
-    "max_staleness",
-    "seed",
-)
-"""The settings that are fields of Job, too."""
+LOCAL_RATES = {"cnn": 0.01, "logistic": 0.1, "softmax": 0.1, "mlp": 0.1, "resnet18": 0.01, "lstm": 1.0}
+"""The default local learning rate of each built-in model, with which it learns its built-in data."""
+LOCAL_RATE = 0.01
+"""The default local learning rate of any other model."""
 
 FUNCTIONS = (
-    "model",
-    "data",
-    "test",
-    "loss",
-    "metrics",
-    "optimizer",
-    "train",
-    "x",
-    "evaluate",
-    "aggregator",
+    "model", "data", "test", "loss", "metrics", "optimizer", "train", "x", "evaluate", "aggregator",
     "staleness_weight",
-)
+)  # fmt: skip
 """Settings that may be objects of Python. They can be passed again to a resumed run."""
 
 
@@ -193,10 +174,10 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, name, None)
             if value is not None and not 1 <= value < 1 << 40:
                 raise ConfigError(f"{name} must be at least 1 and below 2⁴⁰, got {value}")
-        if self.local_rate is not None and not 0 < self.local_rate < math.inf:
-            raise ConfigError(f"local_rate must be positive and finite, got {self.local_rate}")
-        if self.time_limit is not None and not 0 < self.time_limit < math.inf:
-            raise ConfigError(f"time_limit must be positive and finite, got {self.time_limit}")
+        for name in ("local_rate", "time_limit"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive and finite, got {value}")
         parse_target(self.target)
         self.job(1)
 
@@ -206,6 +187,13 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self._weight_is_function:
             del chosen["staleness_weight"]
         return algorithm(self.algorithm, size=size, layout=layout, **chosen)
+
+    @property
+    def rate_or_default(self) -> float:
+        """The local learning rate, by default that of the model."""
+        if self.local_rate is not None:
+            return self.local_rate
+        return LOCAL_RATES.get(self.model, LOCAL_RATE) if isinstance(self.model, str) else LOCAL_RATE
 
     @property
     def _weight_is_function(self) -> bool:
@@ -229,10 +217,13 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         drawn = self.data is None or getattr(learner.population, "drawn", False)
         clients = self.clients if drawn else learner.clients
         known = {name: getattr(learner.population, name, 0) or None for name in ("classes", "vocabulary")}
-        if self.local_rate is None:
-            known["local_rate"] = default_rate(self.model)
         settings = msgspec.structs.replace(
-            self, clients=clients, engine=learner.engine_name, **known, **values
+            self,
+            clients=clients,
+            engine=learner.engine_name,
+            local_rate=self.rate_or_default,
+            **known,
+            **values,
         )
         buffer_size = min(self.job(1).buffer_size, learner.clients)
         if self.buffer_size is None:
@@ -310,7 +301,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         from qafel.tasks.local import LocalSgd
 
         sgd = LocalSgd(
-            rate=self.local_rate if self.local_rate is not None else default_rate(self.model),
+            rate=self.rate_or_default,
             batch_size=self.batch_size,
             epochs=self.epochs,
             steps=self.steps,
@@ -348,3 +339,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def values(self) -> dict[str, Any]:
         """All settings by name; an object of Python is named by where it can be imported from."""
         return {name: named(getattr(self, name)) for name in self.__struct_fields__}
+
+
+JOB = tuple(name for name in Job.__struct_fields__ if name in Learning.__struct_fields__)
+"""The settings that are fields of Job, too."""

@@ -23,12 +23,13 @@ from qafel.runs.tracker import sum_metrics
 from qafel.tasks.data import BUILT_IN as DATA
 from qafel.tasks.data import arrays
 from qafel.tasks.functions import as_delta, parameters_of
+from qafel.tasks.settings import LOCAL_RATES
 from qafel.tasks.values import PYTHON, checked
 from qafel.vectors import Vector
 
 BUILT_IN: dict[str, tuple[str, ...]] = {
     "data": DATA,
-    "model": ("cnn", "logistic", "softmax", "mlp", "resnet18", "lstm"),
+    "model": tuple(LOCAL_RATES),
     "loss": (),
     "optimizer": (),
     "train": (),

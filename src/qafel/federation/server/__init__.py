@@ -73,8 +73,7 @@ class FederationServer:
         """Entries that were read and wait until an evaluation is done."""
         self._read_at = 0.0
         """When the log was last read to its end."""
-        self._points = 0
-        """The evaluations that are in the folder."""
+        self._points = 0  # the evaluations that are in the folder
         self._reason: str | None = None
         """Why the server has asked the log to end the training."""
         self._leads = False

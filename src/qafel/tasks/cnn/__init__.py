@@ -51,7 +51,7 @@ class Cnn:
 
     def __init__(self, colours: int = 3, size: int = 32, classes: int = 2, dropout: float = 0.1) -> None:
         self.layout = vectors.Layout.of(shapes(colours, size, classes))
-        self.colours, self.classes, self.side, self.dropout = colours, classes, side(size), dropout
+        self.classes, self.side, self.dropout = classes, side(size), dropout
         self.features = CHANNELS * self.side**2
         channels, sizes = (colours, *(CHANNELS,) * 3), [size]
         while len(sizes) < 5:

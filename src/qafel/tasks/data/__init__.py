@@ -26,7 +26,9 @@ from qafel.tasks.data.faces import Faces
 from qafel.tasks.data.partitions import PartitionedTable, held_within
 from qafel.tasks.data.table import Population, Table
 
-BUILT_IN = ("faces", "digits", "breast-cancer")
+BUNDLED = ("digits", "breast-cancer")
+"""The tables of scikit-learn."""
+BUILT_IN = ("faces", *BUNDLED)
 REQUIRED = ("clients", "shape", "classes", "count", "samples", "held_out")
 """What a Population of your own must have."""
 
@@ -74,14 +76,9 @@ def _is_factory(source: str) -> bool:
 
 
 def _call(source: Any) -> Any:
-    from qafel.tasks.functions import import_function
+    from qafel.tasks.functions import call_factory, import_function
 
-    factory = import_function(source, "data")
-    try:
-        return factory()
-    except Exception as error:
-        message = " ".join(str(error).split())[:300]
-        raise ConfigError(f"the data factory failed: {type(error).__name__}: {message}") from error
+    return call_factory(import_function(source, "data"), "data")
 
 
 def _table(data: Any, name: str, *, whole_numbers: bool) -> Table:
@@ -164,14 +161,15 @@ def _per_client(
     if held is not None:
         share = f"{held_out:.0%} of each client's"
         people.held_out_from = f"{int(held.sum()):,} samples: {share}"
-    people.names = list(map(str, named))
     return people
 
 
 def load(name: str) -> Table:
     """A data set of scikit-learn or a file, as a table."""
-    if name in BUILT_IN:
+    if name in BUNDLED:
         return _bundled(name)
+    if name in BUILT_IN:
+        raise ConfigError("faces are images that are generated, not a table; use digits or breast-cancer")
     path = Path(name).expanduser()
     if not path.exists():
         raise ConfigError(

@@ -52,8 +52,6 @@ class PartitionedTable:
             self._test, self._held = table, np.flatnonzero(held)
         self.held_out_from = f"{len(self._held):,} samples: {what}"
         """Which samples are held out."""
-        self.names: list[str] | None = None
-        """The names of the clients, where the data has them."""
         rows = np.flatnonzero(~held)
         if not len(rows) or (held_out and not len(self._held)):
             raise ConfigError(
