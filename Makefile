@@ -51,7 +51,7 @@ newcomer: docs ## Install the built wheel into a clean environment, follow the t
 
 docs: setup ## Build the documentation site into build/site, and check it.
 	@mkdir -p build
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'mkdocs-material' 'mkdocstrings[python]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet 2> build/docs.log || { cat build/docs.log; exit 1; }
 	$(BIN)/python -m pytest tests/site
 

@@ -28,11 +28,13 @@ class HiddenState:
     """x̂ with its version and digest."""
 
     def __init__(self, x: Vector, version: int = 0) -> None:
-        self._x = vectors.copy(vectors.as_vector(x))
-        if not vectors.is_finite(self._x):
-            raise vectors.not_finite(self._x)
-        self.version = version
-        self.digest = self._digest()
+        x = vectors.copy(vectors.as_vector(x))
+        if not vectors.is_finite(x):
+            raise vectors.not_finite(x)
+        self._set(x, version)
+
+    def _set(self, x: Vector, version: int) -> None:
+        self._x, self.version, self.digest = x, version, digest(x, version)
 
     @property
     def x(self) -> Vector:
@@ -44,16 +46,14 @@ class HiddenState:
         x = vectors.zeros(self._x.size) if replaces else self._x
         with np.errstate(all="ignore"):
             quantizer.decode_add(payload, x)
-        self._x, self.version = x, version
-        self.digest = self._digest()
+        self._set(x, version)
 
     def step(self, target: Vector, quantizer: Quantizer, seed: int, *, replaces: bool) -> bytes:
         """Quantize ``target`` to the next version; ``advance`` leads to the same x̂ with the payload."""
         x = vectors.zeros(self._x.size) if replaces else self._x
         with np.errstate(all="ignore"):
             payload = quantizer.encode_add(target, seed, x)
-        self._x, self.version = x, self.version + 1
-        self.digest = self._digest()
+        self._set(x, self.version + 1)
         return payload
 
     def distance(self, x: Vector) -> float:
@@ -79,9 +79,6 @@ class HiddenState:
         empty = Snapshot(job, self.version, self.digest, b"")
         size = 4 * self._x.size
         return len(wire.encode(empty)) + size + (0 if size < 1 << 8 else 1 if size < 1 << 16 else 3)
-
-    def _digest(self) -> int:
-        return digest(self._x, self.version)
 
 
 def digest(x: Vector, version: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qafel.errors import MissingExtraError
+from qafel.files import write
 
 COLOURS = {
     "qafel": "#0b7a75",
@@ -166,4 +167,6 @@ def save(figure: Any, *paths: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "qafel"}):
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            data, kind = io.BytesIO(), path.suffix[1:]
+            figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else None)
+            write(path, data.getvalue(), sync=False)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from qafel.errors import MissingExtraError
+from qafel.files import write
 
 Columns = Mapping[str, str | Callable[[Any], str]]
 """The columns of a table by heading: a format of the record, like "{.size:,}", or a function of it."""
@@ -107,7 +108,7 @@ class Tabular(ABC):
         names = list(dict.fromkeys(name for record in records for name in record))
         text = to_csv([names, *([record.get(name, "") for name in names] for record in records)])
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write(Path(path), text.encode(), sync=False)
         return text
 
 

@@ -342,7 +342,7 @@ def test_a_client_that_fills_its_share_of_the_log_does_not_make_the_server_save_
     save, following = Checkpoints.save, LogReader.next
 
     async def slow(self: Checkpoints, state: FederationState) -> None:
-        wanted.append(servers[0]._desk.purge_wanted)
+        wanted.append(servers[0]._leases.purge_wanted)
         clock.now += 8
         await save(self, state)
         reads.append(0)
@@ -422,12 +422,12 @@ def test_a_client_that_trains_nothing_does_not_take_the_only_place_again_and_aga
     for client in range(3):
         world.ask(client)
     for _ in range(40):
-        if 2 in world.leases:
-            world.leases.pop(2)
+        if 2 in world.given:
+            world.given.pop(2)
             if not asks:
                 world.wait()
             world.ask(2)
-        for client in [client for client in world.leases if client != 2]:
+        for client in [client for client in world.given if client != 2]:
             world.upload(client)
             world.process()
     assert world.state.server.version >= 2

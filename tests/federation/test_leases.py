@@ -10,7 +10,7 @@ from qafel import vectors, wire
 from qafel.federation import Plan
 from qafel.federation.entries import Upload, token
 from qafel.federation.messages import Answer, Ask, Lease
-from qafel.federation.server.leases import LeaseDesk
+from qafel.federation.server.leases import Leases
 from qafel.federation.server.state import FederationState
 from qafel.server import Accepted, Stepped
 
@@ -30,8 +30,8 @@ class World:
         plan = Plan(buffer_size=buffer_size, concurrency=concurrency, **options)  # type: ignore[arg-type]
         self.job = plan.job(SIZE)
         self.state = FederationState(plan, self.job, vectors.zeros(SIZE))
-        self.desk = LeaseDesk(self.state, 0, max_entries=1 << 30)
-        self.leases: dict[int, Lease] = {}
+        self.leases = Leases(self.state, 0, max_entries=1 << 30)
+        self.given: dict[int, Lease] = {}
         self.heard: dict[int, list[Answer]] = {client: [] for client in range(clients)}
         self.log: list[tuple[int, bytes]] = []
         self.alive = set(range(clients))
@@ -45,22 +45,22 @@ class World:
         return wire.encode(wire.Update(self.job.id, client, lease.task, lease.version, payload))
 
     def ask(self, client: int, **fields: object) -> None:
-        self.desk.asked(client, Ask(session(client), **fields), self.now)  # type: ignore[arg-type]
+        self.leases.asked(client, Ask(session(client), **fields), self.now)  # type: ignore[arg-type]
         self.answer()
 
     def answer(self) -> None:
-        self.desk.grant(self.now)
-        self.peak = max(self.peak, self.desk.in_flight)
-        for client, answer in self.desk.outbox:
+        self.leases.grant(self.now)
+        self.peak = max(self.peak, self.leases.in_flight)
+        for client, answer in self.leases.outbox:
             self.heard[client].append(answer)
             if answer.lease is not None:
                 self.granted.append(client)
                 if client in self.alive:
-                    self.leases[client] = answer.lease
-        self.desk.outbox.clear()
+                    self.given[client] = answer.lease
+        self.leases.outbox.clear()
 
     def upload(self, client: int) -> None:
-        lease = self.leases.pop(client)
+        lease = self.given.pop(client)
         frame = self.frame(client, lease)
         self.log.append((client, Upload(lease.task, lease.version, lease.token, frame).to_bytes()))
 
@@ -71,10 +71,10 @@ class World:
             if isinstance(event, Accepted):
                 self.accepted.append(event)
             if isinstance(event, Stepped):
-                self.desk.version = event.version
-                self.desk.stepped()
+                self.leases.version = event.version
+                self.leases.stepped()
         if self.state.last(client).task > before:
-            self.desk.decided(client, before + 1, self.now, counted=True, more=client in self.alive)
+            self.leases.decided(client, before + 1, self.now, counted=True, more=client in self.alive)
         if not self.log:
             self.read_at = self.now
         self.answer()
@@ -82,21 +82,21 @@ class World:
     def leave(self, client: int) -> None:
         """Die without a word."""
         self.alive.discard(client)
-        self.leases.pop(client, None)
+        self.given.pop(client, None)
 
     def wait(self) -> None:
         """Time passes; leases expire if the log was read to its end since."""
         self.now += SECONDS + 1
         if not self.log:
             self.read_at = self.now
-        self.desk.expire(self.read_at)
+        self.leases.expire(self.read_at)
         self.answer()
 
     def steps(self) -> Iterator[tuple[str, int]]:
         """What can happen next, without anybody leaving and without time passing."""
         if self.log:
             yield "process", 0
-        for client in sorted(self.leases):
+        for client in sorted(self.given):
             yield "upload", client
 
 
@@ -140,10 +140,10 @@ def test_the_mean_staleness_is_at_most_the_tasks_in_flight_divided_by_the_buffer
     for client in range(20):
         world.ask(client)
     while len(world.accepted) < 600:
-        while world.leases and len(world.log) < slow:
-            world.upload(min(world.leases))
+        while world.given and len(world.log) < slow:
+            world.upload(min(world.given))
         world.now += 100 * SECONDS  # the leases of the updates that wait in the log have long expired
-        world.desk.expire(world.read_at)
+        world.leases.expire(world.read_at)
         world.process()
     mean = sum(event.staleness for event in world.accepted) / len(world.accepted)
     assert world.peak <= 12
@@ -155,7 +155,7 @@ def test_no_client_gets_a_second_lease_into_one_buffer_while_others_ask() -> Non
     for client in range(6):
         world.ask(client)
     for _ in range(30):
-        world.upload(next(iter(world.leases)))
+        world.upload(next(iter(world.given)))
         world.process()
     for k in range(0, 30, 3):
         assert len(set(world.granted[k : k + 3])) == 3
@@ -176,15 +176,15 @@ def test_a_client_rests_between_two_leases() -> None:
     world.ask(0)
     world.upload(0)
     world.process()
-    assert not world.leases
+    assert not world.given
     world.ask(1)
-    assert set(world.leases) == {1}
+    assert set(world.given) == {1}
     world.upload(1)
     world.process()
-    assert not world.leases
+    assert not world.given
     world.now += 61
     world.answer()
-    assert set(world.leases) == {0}
+    assert set(world.given) == {0}
 
 
 def test_a_token_is_for_one_client_one_task_and_one_version() -> None:
@@ -197,58 +197,58 @@ def test_a_token_is_for_one_client_one_task_and_one_version() -> None:
 def test_a_receipt_says_what_became_of_the_last_task() -> None:
     world = World(1, 2, 1)
     world.ask(0)
-    lease = world.leases[0]
+    lease = world.given[0]
     frame = world.frame(0, lease)
     world.upload(0)
     world.process()
     answer = world.heard[0][-1]
     assert (answer.task, answer.reason, answer.frame) == (0, "", wire.fingerprint(frame))
-    lost = world.leases[0]
+    lost = world.given[0]
     world.now += 1
     world.ask(0, task=1, sequence=5)  # its upload is not processed yet, or was lost
     assert (world.heard[0][-1].task, world.heard[0][-1].again) == (0, -1)
     world.ask(0, task=1, sequence=5)
     assert world.heard[0][-1].again == -1, "the log was not read since"
-    world.desk.expire(world.now + 1)
+    world.leases.expire(world.now + 1)
     world.ask(0, task=1, sequence=5)
     assert world.heard[0][-1].again == 5
     assert world.heard[0][-1].lease is None
-    world.desk.resends.clear()
+    world.leases.resends.clear()
     world.ask(0)
-    assert world.leases[0].task == lost.task
+    assert world.given[0].task == lost.task
 
 
 def test_a_second_process_of_a_client_is_refused_while_the_first_one_answers() -> None:
     world = World(1, 2, 1)
     world.ask(0)
-    world.desk.asked(0, Ask(session(0, 1)), 1.0)
-    world.desk.grant(1.0)
-    (_, ping), *_ = world.desk.outbox
+    world.leases.asked(0, Ask(session(0, 1)), 1.0)
+    world.leases.grant(1.0)
+    (_, ping), *_ = world.leases.outbox
     assert (ping.session, ping.wait) == (session(0), 0.0)
-    world.desk.asked(0, Ask(session(0), task=0), 1.5)
-    refused = [answer for _, answer in world.desk.outbox if answer.refused]
+    world.leases.asked(0, Ask(session(0), task=0), 1.5)
+    refused = [answer for _, answer in world.leases.outbox if answer.refused]
     assert [answer.session for answer in refused] == [session(0, 1)]
 
 
 def test_a_process_that_does_not_answer_any_more_is_replaced() -> None:
     world = World(1, 2, 1)
     world.ask(0)
-    world.desk.asked(0, Ask(session(0, 1)), 1.0)
-    world.desk.grant(1.0)
-    world.desk.grant(10.0)
-    refused = [answer for _, answer in world.desk.outbox if answer.refused]
-    leased = [answer for _, answer in world.desk.outbox if answer.lease]
+    world.leases.asked(0, Ask(session(0, 1)), 1.0)
+    world.leases.grant(1.0)
+    world.leases.grant(10.0)
+    refused = [answer for _, answer in world.leases.outbox if answer.refused]
+    leased = [answer for _, answer in world.leases.outbox if answer.lease]
     assert [answer.session for answer in refused] == [session(0)]
     assert [answer.session for answer in leased] == [session(0, 1)]
 
 
 def test_a_client_with_many_entries_in_the_log_waits_for_a_purge() -> None:
     world = World(1, 2, 1)
-    world.desk._max_entries = 3
-    world.desk.entries[0] = 3
+    world.leases._max_entries = 3
+    world.leases.entries[0] = 3
     world.ask(0)
-    assert not world.leases
-    assert world.desk.purge_wanted
-    world.desk.entries.clear()
+    assert not world.given
+    assert world.leases.purge_wanted
+    world.leases.entries.clear()
     world.answer()
-    assert world.leases
+    assert world.given

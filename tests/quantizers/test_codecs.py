@@ -367,14 +367,14 @@ def test_a_target_of_error_is_met(spec: str) -> None:
 @pytest.mark.parametrize("many", [1, 2, 30, 100, 250, 400, 600, 800, 1023, 1024])
 def test_no_vector_takes_more_than_the_bound_of_rotated(many: int) -> None:
     """Vectors that are ``many`` equal numbers in every block once they are rotated: far from normal."""
-    from qafel.quantizers import eden, eden_kernels
+    from qafel.quantizers import _rotation, _rotation_kernels
     from qafel.streams import keys
 
     for bits in ("0.1", "0.5", "4"):
         q, y = quantizer(f"rotated:bits={bits}"), np.zeros((3, 1024), np.float32)
         y[:, :many] = np.random.default_rng(many).choice([-1, 1], (3, many))
         x = y.ravel()
-        eden_kernels.rotate_blocks(x, keys(eden.draw_seed(1)), True)
+        _rotation_kernels.rotate_blocks(x, keys(_rotation.draw_seed(1)), True)
         payload = q.encode(x, 1)
         assert len(payload) <= q.max_bytes(x.size)
         assert np.isfinite(q.decode(payload, x.size)).all()

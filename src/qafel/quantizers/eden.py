@@ -9,7 +9,6 @@ Payload: the seed of the signs (uint32), the power of two that normalised x (int
 (float32), then the codes packed by ``qafel.coding.bitplanes``.
 """
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +19,11 @@ from qafel.coding.gaps import BLOCK
 from qafel.coding.lazy import Lazy
 from qafel.errors import FrameError
 from qafel.quantizers._base import Bits, register_quantizer
+from qafel.quantizers._rotation import HEAD, blocks, draw_seed, rotation_kernels
 from qafel.quantizers._scaled import MAX_EXPONENT, normalise, rescale
-from qafel.streams import derive, keys
+from qafel.streams import keys
 from qafel.vectors import Vector
 
-HEAD = struct.Struct("<Ih")
 MAX_FACTOR = 2.0**60
 CENTRES = {
     1: (0.7978845608,),
@@ -37,16 +36,6 @@ CENTRES = {
 
 bitplanes_kernels = Lazy("qafel.coding.bitplanes_kernels")
 kernels = Lazy("qafel.quantizers.eden_kernels")
-
-
-def blocks(size: int) -> int:
-    """Return the number of blocks of a vector."""
-    return -(-size // BLOCK)
-
-
-def draw_seed(seed: int) -> int:
-    """Return the seed of the signs, 32 bits."""
-    return derive(seed, "rotation") & 0xFFFFFFFF
 
 
 @register_quantizer
@@ -73,7 +62,7 @@ class Eden(Bits):
         normalised, signs = normalise(x), draw_seed(seed)
         y = vectors.zeros(blocks(x.size) * BLOCK)
         y[: x.size] = normalised.x
-        kernels.rotate_blocks(y, keys(signs), False)
+        rotation_kernels.rotate_blocks(y, keys(signs), False)
         factors, codes = np.zeros(y.size // BLOCK, np.float32), np.empty(y.size, np.uint8)
         kernels.nearest(y, np.array(CENTRES[self.bits], np.float32), factors, codes)
         out = np.empty(packed_bytes(y.size, self.bits), np.uint8)
@@ -90,6 +79,6 @@ class Eden(Bits):
         packed = np.frombuffer(data, np.uint8, offset=HEAD.size + 4 * count)
         bitplanes_kernels.unpack(packed, 0, codes.size, self.bits, codes, 0)
         kernels.points(codes, np.array(CENTRES[self.bits], np.float32), factors, y)
-        kernels.rotate_blocks(y, keys(signs), True)
+        rotation_kernels.rotate_blocks(y, keys(signs), True)
         value = y[: out.size]
         out += weight * (rescale(value, exponent) if exponent else value)

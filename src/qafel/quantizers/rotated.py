@@ -26,9 +26,9 @@ from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_parts, scratch
 from qafel.errors import FrameError
 from qafel.quantizers._base import Additive, register_quantizer
+from qafel.quantizers._rotation import HEAD, blocks, draw_seed
 from qafel.quantizers._scaled import rescale
 from qafel.quantizers._spec import Arguments
-from qafel.quantizers.eden import HEAD, blocks, draw_seed
 from qafel.streams import keys
 from qafel.vectors import Vector
 

@@ -7,7 +7,7 @@ from qafel.coding.gaps import BLOCK, ROUNDING
 from qafel.coding.gaps_kernels import decode
 from qafel.coding.numbers import F32, F64, I16, U16, U32, U64, UINT
 from qafel.coding.simd import LANES, at_least, zeros_below
-from qafel.quantizers.eden_kernels import WORDS, rotate, rotate_back, signs
+from qafel.quantizers._rotation_kernels import WORDS, rotate, rotate_back, signs
 
 PLACE = 0.4
 """The cell of integer k begins at k − ROUNDING; its point is PLACE further on."""
@@ -79,8 +79,8 @@ def choose_steps(powers, bits, table, steps):
             k = 1
             while k < table.shape[0] - 1 and table[k, 1] > wanted:
                 k += 1
-            (low, most), (high, least) = table[k - 1], table[k]
-            share = min(max((wanted - least) / (most - least), 0.0), 1.0)
+            (low, larger), (high, smaller) = table[k - 1], table[k]
+            share = min(max((wanted - smaller) / (larger - smaller), 0.0), 1.0)
             steps[block] = high + share * (low - high)
 
 

@@ -56,7 +56,7 @@ def table1(rows: Mapping[str, Row], pairs: Mapping[str, Paired], max_uploads: in
     means = [
         " / ".join(f"{bits}-bit {thousands(side[bits])}" for bits in BITS) for side in (clients, servers)
     ]
-    most = mean_interval(clients[2] - np.maximum(clients[8], clients[4]))
+    costlier = mean_interval(clients[2] - np.maximum(clients[8], clients[4]))
     more = mean_interval(wide[0] - wide[1])
     down = {bits: np.array(rows[name].mb_down_by_seed, float) for bits, name in grid.items()}
     return [
@@ -72,8 +72,8 @@ def table1(rows: Mapping[str, Row], pairs: Mapping[str, Paired], max_uploads: in
         ),
         Claim(
             f"{kind}: a 2-bit client costs most uploads",
-            at_least(most, 0),
-            f"mean over servers, by client: {means[0]}; {_more(most)} than the next",
+            at_least(costlier, 0),
+            f"mean over servers, by client: {means[0]}; {_more(costlier)} than the next",
         ),
         Claim(
             f"{kind}: for a given client quantizer, a coarser server quantizer means fewer bytes downloaded",
@@ -94,9 +94,9 @@ def table1(rows: Mapping[str, Row], pairs: Mapping[str, Paired], max_uploads: in
         Claim(
             f"{kind}: in all cases at least 3 times less is uploaded and 2 times less broadcast",
             every(
-                at_least(fewer, least)
+                at_least(fewer, limit)
                 for name in grid.values()
-                for fewer, least in ((pairs[name].fewer_up, 3), (pairs[name].fewer_down, 2))
+                for fewer, limit in ((pairs[name].fewer_up, 3), (pairs[name].fewer_down, 2))
             ),
             ", ".join(
                 f"{c}/{s}: {spell(pairs[name].fewer_up)} {spell(pairs[name].fewer_down)}"

@@ -22,7 +22,7 @@ from qafel.federation.plan import Plan, write_welcome
 from qafel.federation.server.checkpoints import Checkpoints, Record, load_state
 from qafel.federation.server.increments import Increments
 from qafel.federation.server.leader import Leadership
-from qafel.federation.server.leases import LeaseDesk
+from qafel.federation.server.leases import Leases
 from qafel.federation.server.monitoring import Metrics, Monitor
 from qafel.federation.server.processor import Processor, patiently
 from qafel.federation.server.reader import LogReader, Requests, find_skips
@@ -160,17 +160,17 @@ class FederationServer:
         for count in itertools.count():
             if self._connection.reconnects != self._reconnects:
                 raise BrokerError("the connection was lost; what the broker has is checked again")
-            self._desk.expire(self._read_at)
+            self._leases.expire(self._read_at)
             await self._processor.answer()
             if count % 4 == 0:
                 await self._report()
             if count % REPORTS == REPORTS - 1:
                 with contextlib.suppress(BrokerError):  # the next one may succeed
-                    await self._monitor.store(self.state, self._desk)
+                    await self._monitor.store(self.state, self._leases)
             await asyncio.sleep(TICK)
 
     async def _report(self) -> None:
-        await self._monitor.report(self.state, self._desk, self._leadership.term)
+        await self._monitor.report(self.state, self._leases, self._leadership.term)
 
     def _request(self, subject: str, data: bytes) -> None:
         """Take the request of a client; one that cannot be read is ignored."""
@@ -179,7 +179,7 @@ class FederationServer:
             ask = Ask.from_bytes(data)
             if client is not None:
                 self.metrics.add("resyncs_total", ask.resyncs)
-                self._desk.asked(client, ask, time.monotonic())
+                self._leases.asked(client, ask, time.monotonic())
 
     # --- starting ---
 
@@ -215,7 +215,7 @@ class FederationServer:
                 self._notice,
                 standby=self._standby,
             )
-            self._desk = LeaseDesk(self.state, 0, max_entries(self.state.server.frame_limit))
+            self._leases = Leases(self.state, 0, max_entries(self.state.server.frame_limit))
             await asyncio.to_thread(warm_up, job)
         state, self._standby = self.state, False
         await open_streams(connection, plan.replicas, state.server.frame_limit)
@@ -224,7 +224,7 @@ class FederationServer:
         if again is not None:
             self._notice("the log lost its tail", processed=state.sequence, again=again + 1)
             state.rewind(again)
-            self._checkpoints.journal.unwritten.append(Record(state.folded, again, "", b""))
+            self._checkpoints.journal.unwritten.append(Record(state.processed, again, "", b""))
         if first:
             self.folder.truncate(0)
         await self._start(increments)
@@ -235,13 +235,13 @@ class FederationServer:
     async def _start(self, increments: Increments) -> None:
         """Save a checkpoint, and read on after it."""
         connection, state = self._connection, self.state
-        self._desk.reopen(increments.last)
+        self._leases.reopen(increments.last)
         self._processor = Processor(
             connection,
             state,
             self._checkpoints,
             increments,
-            self._desk,
+            self._leases,
             self._monitor,
             skips=await find_skips(connection, state.sequence),
             notice=self._notice,
@@ -268,7 +268,7 @@ class FederationServer:
             await self._commit()
             await self._evaluate()
             pause = max(self.state.plan.checkpoint_seconds, processor.cost / CHECKPOINT_SHARE)
-            if self._desk.purge_wanted:  # half of the time is the most that a client can make it spend
+            if self._leases.purge_wanted:  # half of the time is the most that a client can make it spend
                 pause = min(pause, processor.cost)
             if time.monotonic() - processor.saved_at >= pause:
                 await processor.save()
@@ -305,7 +305,7 @@ class FederationServer:
             await patiently(functools.partial(self.folder.write_live, self.state.tracker.live), self._notice)
             self._points += 1
         now, tracker, limit = time.monotonic(), self.state.tracker, self.state.plan.time_limit
-        tracker.totals.in_flight = self._desk.in_flight
+        tracker.totals.in_flight = self._leases.in_flight
         tracker.advance(tracker.totals.time + now - self._since)
         self._since = now
         if self._reason is None and limit is not None and tracker.totals.time >= limit:
@@ -341,10 +341,10 @@ class FederationServer:
         if len(done) > self._connection.room:
             done = Done(reason, {}).to_bytes()
         await self._connection.publish(self._connection.subjects.public("done"), done)
-        self._desk.end(reason)
+        self._leases.end(reason)
         await self._processor.answer()
         await self._report()
-        await self._monitor.store(self.state, self._desk)
+        await self._monitor.store(self.state, self._leases)
         await self._leadership.resign()
         uploads = self.state.tracker.totals.uploads
         self._notice("done", reason=reason, uploads=uploads, version=self.state.server.version)

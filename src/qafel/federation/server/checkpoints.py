@@ -33,11 +33,11 @@ MAX_CHECKPOINT = 1 << 34
 
 
 class Record(wire.Sealed, frozen=True):
-    """A processed entry; ``folded`` is its number in the order of processing, from 1 on."""
+    """A processed entry; ``processed`` is its number in the order of processing, from 1 on."""
 
     MAGIC: ClassVar[bytes] = b"QJ"
 
-    folded: int
+    processed: int
     sequence: int
     subject: str
     """Empty: the log was rewound to ``sequence``."""
@@ -127,7 +127,7 @@ class Pointer(wire.Sealed, frozen=True):
     FORMAT: ClassVar[int] = 2
 
     newest: Manifest
-    folded: int
+    processed: int
 
 
 class Checkpoints:
@@ -173,7 +173,7 @@ class Checkpoints:
             return None
         state = FederationState.from_state(plan, job, data)
         for record in self.journal.read():
-            if record.folded == state.folded + 1:
+            if record.processed == state.processed + 1:
                 replay(state, record)
         return state
 
@@ -194,7 +194,7 @@ class Checkpoints:
         """Write a checkpoint; it is durable, in the broker and in the folder, when this returns."""
         data, subjects = await in_thread(state.state), self._connection.subjects
         manifest = await objects.put_verified(self._connection, subjects.saved, subjects.checkpoint, data)
-        await self.key.write(Pointer(manifest, state.folded).to_bytes())
+        await self.key.write(Pointer(manifest, state.processed).to_bytes())
         await in_thread(self._folder.save, data)
         self.journal.clear()
         await self._connection.purge(subjects.saved, below=manifest.first)
@@ -217,7 +217,7 @@ async def load_state(
     if len(agree) < len(states):
         notice("checkpoint refused", detail="it contradicts the increments")
     if agree:
-        return max(agree, key=lambda state: state.folded)
+        return max(agree, key=lambda state: state.processed)
     if standby or states or await increments.exist():
         raise StateError(
             f"there is no usable checkpoint of the federation {plan.name!r}; start the server that has its "

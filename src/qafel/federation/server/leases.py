@@ -30,7 +30,7 @@ class _Held(NamedTuple):
     until: float
 
 
-class LeaseDesk:
+class Leases:
     """Answers clients. It has no clock and no connection: ``outbox`` has (client, answer) to be sent."""
 
     def __init__(self, state: FederationState, version: int, max_entries: int) -> None:

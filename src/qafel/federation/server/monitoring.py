@@ -16,7 +16,7 @@ import msgspec
 
 from qafel.errors import BrokerError
 from qafel.federation.connection import Connection, Notice
-from qafel.federation.server.leases import LeaseDesk
+from qafel.federation.server.leases import Leases
 from qafel.federation.server.state import FederationState
 from qafel.server import Accepted, Dropped, Event, Stepped
 from qafel.wire import Rejected
@@ -157,7 +157,7 @@ class Monitor:
                     so_far=reasons.total(),
                 )
 
-    async def report(self, state: FederationState, desk: LeaseDesk, term: int) -> None:
+    async def report(self, state: FederationState, leases: Leases, term: int) -> None:
         """Publish how things stand now."""
         tracker, server, plan, now = state.tracker, state.server, state.plan, time.monotonic()
         totals, buffered = tracker.totals, server.aggregator.count
@@ -165,8 +165,8 @@ class Monitor:
         gauges: dict[str, float] = {
             "version": server.version,
             "buffer_fill": buffered,
-            "leases": desk.in_flight,
-            "clients": sum(now - heard < 60 for heard in desk.seen.values()),
+            "leases": leases.in_flight,
+            "clients": sum(now - heard < 60 for heard in leases.seen.values()),
             "log_sequence": state.sequence,
             "bytes_up_total": totals.bytes_up,
             "bytes_downloaded_total": 0 if plan.downlink == "broadcast" else totals.bytes_down,
@@ -185,26 +185,26 @@ class Monitor:
             "staleness": round(tracker.mean_staleness, 2),
             "bytes_up": totals.bytes_up,
             "bytes_down": totals.bytes_down,
-            "leases": [desk.in_flight, plan.concurrency],
+            "leases": [leases.in_flight, plan.concurrency],
             "clients": int(gauges["clients"]),
             "metrics": smoothed,
             "seconds": round(totals.time, 1),
             "term": term,
             "sequence": state.sequence,
             "checkpoint": None if self.saved_at is None else round(now - self.saved_at, 1),
-            "reason": desk.ended,
+            "reason": leases.ended,
         }
         with contextlib.suppress(BrokerError):
             await self._connection.send(self._connection.subjects.status, msgspec.json.encode(self._status))
 
-    async def store(self, state: FederationState, desk: LeaseDesk) -> None:
+    async def store(self, state: FederationState, leases: Leases) -> None:
         """Keep the status, the evaluations and the table of clients where an observer can read them."""
         if not self._status:
             return
         subjects, room = self._connection.subjects, self._connection.room
         values = {
             "status": self._status,
-            "clients": self._clients(state, desk),
+            "clients": self._clients(state, leases),
             "points": state.tracker.points,
         }
         for key, value in values.items():
@@ -212,7 +212,7 @@ class Monitor:
             if len(data) <= room:
                 await self._connection.publish(subjects.report(key), data)
 
-    def _clients(self, state: FederationState, desk: LeaseDesk) -> list[list[Any]]:
+    def _clients(self, state: FederationState, leases: Leases) -> list[list[Any]]:
         """The table of clients.
 
         A row has the client, the seconds since it was heard, its decided tasks, why the last one was rejected
@@ -227,7 +227,7 @@ class Monitor:
                 state.last(client).task + 1,
                 state.last(client).reason,
                 dict(self._rejected.get(client, {})),
-                version - desk.granted[client] if client in desk.granted else None,
+                version - leases.granted[client] if client in leases.granted else None,
             ]
-            for client, heard in list(desk.seen.items())[:MAX_ROWS]
+            for client, heard in list(leases.seen.items())[:MAX_ROWS]
         ]

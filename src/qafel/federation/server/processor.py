@@ -19,7 +19,7 @@ from qafel.federation.nats import Message
 from qafel.federation.objects import Manifest, is_manifest
 from qafel.federation.server.checkpoints import Checkpoints, Record
 from qafel.federation.server.increments import Increments
-from qafel.federation.server.leases import LeaseDesk
+from qafel.federation.server.leases import Leases
 from qafel.federation.server.monitoring import Monitor
 from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import is_decision, owner
@@ -42,7 +42,7 @@ class Processor:
         state: FederationState,
         checkpoints: Checkpoints,
         increments: Increments,
-        desk: LeaseDesk,
+        leases: Leases,
         monitor: Monitor,
         *,
         skips: set[int],
@@ -50,7 +50,7 @@ class Processor:
         at: Callable[[str], None],
     ) -> None:
         self._connection, self.state, self._checkpoints = connection, state, checkpoints
-        self._increments, self._desk, self._monitor = increments, desk, monitor
+        self._increments, self._leases, self._monitor = increments, leases, monitor
         self._skips, self._notice, self._at = skips, notice, at
         self._unpublished: deque[Stepped] = deque()
         self._pieces: dict[int, int] = {}
@@ -65,7 +65,7 @@ class Processor:
     async def take(self, message: Message) -> None:
         """Process one entry."""
         state, journal = self.state, self._checkpoints.journal
-        head = (state.folded + 1, message.sequence, message.subject, message.data)
+        head = (state.processed + 1, message.sequence, message.subject, message.data)
         if message.sequence in self._skips:
             self._notice("skipped", sequence=message.sequence)
             state.skip(message.sequence, message.data)
@@ -105,7 +105,7 @@ class Processor:
     async def _fold(
         self, message: Message, client: int | None, upload: Upload | None, frame: bytes | FrameError | None
     ) -> None:
-        state, desk = self.state, self._desk
+        state, leases = self.state, self._leases
         before = state.last(client).task if client is not None else -1
         arguments = (message.sequence, message.data, client, frame, upload)
         if state.job.size >= LARGE:
@@ -113,18 +113,18 @@ class Processor:
         else:
             events = state.take(*arguments)
         if client is not None:
-            desk.entries[client] = desk.entries.get(client, 0) + 1
+            leases.entries[client] = leases.entries.get(client, 0) + 1
             if upload is not None and state.last(client).task > before:
                 counted = bool(events) and isinstance(events[0], Accepted)
-                desk.decided(client, upload.task, time.monotonic(), counted=counted, more=upload.more)
+                leases.decided(client, upload.task, time.monotonic(), counted=counted, more=upload.more)
             elif upload is not None and isinstance(events[0], Rejected) and events[0].reason == "no_lease":
-                desk.refused(client, upload.token)
+                leases.refused(client, upload.token)
         for event in events:
             self._monitor.event(event, client, self._notice)
             if isinstance(event, Stepped):
                 self._unpublished.append(event)
             if isinstance(event, Stepped | Dropped):
-                desk.stepped()
+                leases.stepped()
 
     async def commit(self) -> None:
         """Write the journal, then publish the increments, then answer."""
@@ -152,7 +152,7 @@ class Processor:
             await self._increments.publish({step.version: step.frame for step in steps})
             for _ in steps:
                 self._unpublished.popleft()
-            self._desk.version = self._increments.last
+            self._leases.version = self._increments.last
             self._at("after publish")
 
     async def snapshot(self, *, size: int | None = None, asked: bool = False) -> None:
@@ -162,34 +162,34 @@ class Processor:
 
     async def answer(self) -> None:
         """Send receipts and leases, unless there are entries that are not in the journal."""
-        desk, subjects = self._desk, self._connection.subjects
+        leases, subjects = self._leases, self._connection.subjects
         if self._checkpoints.journal.unwritten:
             return
-        desk.grant(time.monotonic())
-        for client in desk.resends:
+        leases.grant(time.monotonic())
+        for client in leases.resends:
             if self.state.server.frame_limit > self._connection.max_payload:
                 await self._connection.purge(subjects.pieces, subject=subjects.piece(client))
-        desk.resends.clear()
-        outbox, desk.outbox = desk.outbox, []
+        leases.resends.clear()
+        outbox, leases.outbox = leases.outbox, []
         for client, answer in outbox:
             await self._connection.send(subjects.answer(client), answer.to_bytes())
 
     async def save(self, *, again: bool = False) -> None:
         """Save a checkpoint and remove what it makes superfluous; ``again``: even if there is nothing new."""
-        state, desk, subjects = self.state, self._desk, self._connection.subjects
+        state, leases, subjects = self.state, self._leases, self._connection.subjects
         began = time.monotonic()
-        asked = desk.snapshot_wanted or self._increments.damaged
+        asked = leases.snapshot_wanted or self._increments.damaged
         asked = asked and began - self._asked_at > MIN_SNAPSHOT_SECONDS
-        new = state.folded != self._saved or again or desk.purge_wanted
+        new = state.processed != self._saved or again or leases.purge_wanted
         if new and state.server.diverged is None:  # the checkpoint before, and the journal, lead there again
             self._at("before checkpoint")
             await patiently(lambda: self._checkpoints.save(state), self._notice)
-            self._saved = state.folded
+            self._saved = state.processed
             self._at("after checkpoint")
             self._at("before purge")
             await self._connection.purge(subjects.log, below=max(1, state.sequence))
-            desk.entries.clear()
-            desk.purge_wanted = False
+            leases.entries.clear()
+            leases.purge_wanted = False
             for client, piece in self._pieces.items():
                 await self._connection.purge(subjects.pieces, below=piece + 1, subject=subjects.piece(client))
             self._pieces.clear()
@@ -198,10 +198,10 @@ class Processor:
             self._monitor.metrics.add("checkpoints_total")
             self._monitor.metrics.add("checkpoint_seconds_total", self.cost)
             self._monitor.saved_at = time.monotonic()
-            await self._monitor.store(self.state, self._desk)
+            await self._monitor.store(self.state, self._leases)
         await self.snapshot(asked=asked)
         if asked:
-            desk.snapshot_wanted, self._asked_at = False, began
+            leases.snapshot_wanted, self._asked_at = False, began
         self.saved_at = time.monotonic()
 
 

@@ -46,7 +46,7 @@ class _Saved(wire.Sealed, frozen=True):
     key: bytes
     sequence: int
     tail: int
-    folded: int
+    processed: int
     server: bytes
     totals: Totals
     decided: dict[int, Decided]
@@ -67,7 +67,7 @@ class FederationState:
         """The sequence number of the last entry that is included."""
         self.tail = 0
         """The fingerprint of that entry: it shows whether the broker still has it."""
-        self.folded = 0
+        self.processed = 0
         """The number of entries so far; unlike ``sequence`` it never goes back."""
         self.decided: dict[int, Decided] = {}
         self._changes: dict[str, Any] = {}
@@ -210,14 +210,14 @@ class FederationState:
 
     def skip(self, sequence: int, data: bytes) -> None:
         """Pass over an entry: it is included, and changes nothing else."""
-        self.sequence, self.tail, self.folded = sequence, wire.fingerprint(data), self.folded + 1
+        self.sequence, self.tail, self.processed = sequence, wire.fingerprint(data), self.processed + 1
 
     def rewind(self, sequence: int) -> None:
         """Continue after another entry: the broker has lost the last ones.
 
         Entries that were processed before are met again; their tasks are decided, so they change nothing.
         """
-        self.sequence, self.tail, self.folded = sequence, 0, self.folded + 1
+        self.sequence, self.tail, self.processed = sequence, 0, self.processed + 1
 
     def _use(self, plan: Plan) -> None:
         self.plan = plan
@@ -230,7 +230,7 @@ class FederationState:
             self.key,
             self.sequence,
             self.tail,
-            self.folded,
+            self.processed,
             self.server.state(),
             self.tracker.totals,
             self.decided,
@@ -250,7 +250,7 @@ class FederationState:
         state.server = Server.from_state(saved.server, aggregator=state._buffer, drop_divergent=True)
         if state.server.job.id != job.id:
             raise StateError(f"the checkpoint belongs to job {state.server.job.id:016x}, not {job.id:016x}")
-        state.sequence, state.tail, state.folded = saved.sequence, saved.tail, saved.folded
+        state.sequence, state.tail, state.processed = saved.sequence, saved.tail, saved.processed
         state.decided, state._changes = saved.decided, saved.changes
         state._reports = saved.reports
         if saved.changes:
