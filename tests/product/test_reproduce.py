@@ -162,6 +162,9 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> No
             "no setting 'uplods' (the changes); did you mean 'uploads'?",
         ),
         (["table1", "--data", "nope.npz"], "unknown data 'nope.npz'"),
+        (["theory", "--data", "faces"], "theory makes its own data; leave the data out"),
+        (["mushrooms", "--set", "uploads=3"], "mushrooms has a protocol of its own"),
+        (["mushrooms", "--data", "faces"], "faces are images that are generated, not a table"),
         (["mushrooms", "--data", "digits"], "digits is not a table of numbers with two classes"),
     ],
 )

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from command import call, call_json, check_mistake, kill, saved_run, settings, spawn
+from qafel import wire
 
 pytestmark = pytest.mark.slow
 
@@ -268,6 +269,23 @@ def test_a_damaged_checkpoint_gets_one_sentence(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     (folder / "checkpoint.bin").write_bytes(data)
     check_mistake("is damaged", "run", "--resume", str(folder))
+
+
+def test_a_run_of_another_format_gets_one_sentence(tmp_path: Path) -> None:
+    """The envelope of a checkpoint: magic (2 bytes), format (1), checksum of format and body (8), body."""
+    folder = tmp_path / "run"
+    with saved_run(folder, *SMALL, *settings(uploads=50_000)):
+        pass
+    data = (folder / "checkpoint.bin").read_bytes()
+    older = wire.seal(data[:2], data[2] - 1, data[wire.HEADER :])
+    (folder / "checkpoint.bin").write_bytes(older)
+    check_mistake(
+        f"has format {data[2] - 1}; this version of qafel reads {data[2]}", "run", "--resume", str(folder)
+    )
+    call("run", *SMALL, *settings(uploads=20), "--out", str(tmp_path / "ended"))
+    summary = tmp_path / "ended" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"format": 1}))
+    check_mistake("has format 1; this qafel reads 2; run it again", "compare", str(tmp_path / "ended"))
 
 
 def test_two_processes_cannot_write_to_one_folder(tmp_path: Path) -> None:

@@ -116,3 +116,19 @@ def test_prose_in_markdown_is_at_most_100_columns_wide() -> None:
 def _path(name: str) -> Path:
     path = ROOT.parent / name.replace(".", "/")
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def test_only_one_module_imports_nats_py() -> None:
+    files = [
+        path for path in ROOT.rglob("*.py") if re.search(r"^\s*(import|from) nats\b", path.read_text(), re.M)
+    ]
+    assert [path.relative_to(ROOT).as_posix() for path in files] == ["federation/nats.py"]
+
+
+def test_everything_that_is_stored_or_sent_has_a_magic_of_its_own() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")]
+    magics = [
+        magic for text in texts for magic in re.findall(r'MAGIC(?:: ClassVar\[bytes\])? = b"(\w+)"', text)
+    ]
+    assert len(magics) > 15
+    assert len(set(magics)) == len(magics)

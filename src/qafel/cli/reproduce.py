@@ -66,7 +66,7 @@ def reproduce(
                 quick=quick,
                 jobs=jobs,
                 out=out,
-                changes=changes if wanted not in (LOGISTIC, "theory") else {},
+                changes={} if name == "all" and wanted in studies.OWN_PROTOCOL else changes,
                 tell=tell,
             )
         results.append(study)

@@ -26,6 +26,9 @@ STUDIES: dict[str, Callable[[Options], Study]] = {
     "catch-up": catch_up.catch_up,
 }
 
+OWN_PROTOCOL = ("mushrooms", "theory")
+"""Studies that are not made of settings."""
+
 __all__ = ["STUDIES", "Options", "Study", "reproduce"]
 
 
@@ -46,4 +49,8 @@ def reproduce(
     for option, value in (("seeds", seeds), ("jobs", 1 if jobs is None else jobs)):
         if value < 1:
             raise ConfigError(f"{option} must be at least 1, got {value}")
+    if name in OWN_PROTOCOL and changes:
+        raise ConfigError(f"{name} has a protocol of its own; settings cannot change it")
+    if name == "theory" and data is not None:
+        raise ConfigError("theory makes its own data; leave the data out")
     return STUDIES[name](Options(name, data, seeds, quick, jobs, out, dict(changes or {}), tell))

@@ -20,7 +20,7 @@ NOW, AREA, LENGTH = 0, 1, 2
 CLOCKS = 3
 
 # fields of a task in flight
-OWNER, NUMBER, FROM, TASK, DROPPED = 0, 1, 2, 3, 4
+OWNER, TASK, FROM, SERIAL, DROPPED = 0, 1, 2, 3, 4
 FIELDS = 5
 
 
@@ -75,7 +75,7 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
     """(how many events were written, why it stopped)."""
     mode, buffer_size, max_staleness, cap, idle, live, instant, dropouts = rules
     due, order, what = heap
-    busy, numbers, slowness = people
+    busy, tasks, slowness = people
     durations, dropping, choices = draws
     starts, start_clients, start_lengths, last = arrivals
     kinds, times, whose, due_times = events
@@ -85,13 +85,13 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
         if counters[PENDING] > 0:
             if counters[FREE] == 0 or counters[HEAP] + 2 >= due.size:
                 return n, NEEDS_ROOM
-            task = counters[TASKS]
-            at = task % block
-            if task >= counters[DRAWN]:
+            serial = counters[TASKS]
+            at = serial % block
+            if serial >= counters[DRAWN]:
                 return n, NEEDS_DRAWS
             client = counters[FORCED]
-            if mode == CLOSED and task < population:
-                client = task
+            if mode == CLOSED and serial < population:
+                client = serial
             while client < 0:
                 if counters[CLIENT] == choices.size:
                     return n, NEEDS_CLIENTS
@@ -105,9 +105,9 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
             length = clocks[LENGTH] if clocks[LENGTH] >= 0 else durations[at]
             length *= slowness[client % slowness.size]
             dropped = dropping[at] < dropouts
-            slots[slot, OWNER], slots[slot, NUMBER], slots[slot, TASK] = client, numbers[client], task
+            slots[slot, OWNER], slots[slot, TASK], slots[slot, SERIAL] = client, tasks[client], serial
             slots[slot, FROM], slots[slot, DROPPED] = counters[DELIVERED], dropped
-            numbers[client] += 1
+            tasks[client] += 1
             busy[client] += 1
             counters[TASKS] += 1
             counters[IN_FLIGHT] += 1
@@ -192,5 +192,5 @@ def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals,
 @njit(nogil=True, cache=True, inline="always")
 def _emit(kinds, times, whose, n, kind, time, slots, slot, version):
     kinds[n], times[n] = kind, time
-    whose[n, 0], whose[n, 1], whose[n, 2] = slots[slot, TASK], slots[slot, OWNER], slots[slot, NUMBER]
+    whose[n, 0], whose[n, 1], whose[n, 2] = slots[slot, SERIAL], slots[slot, OWNER], slots[slot, TASK]
     whose[n, 3], whose[n, 4] = version, slot

@@ -79,10 +79,12 @@ class ClientFolder:
     def kept(self, job: Job) -> Upload | None:
         """The update of this job that waits for its receipt."""
         data = self._read("upload.bin")
-        with contextlib.suppress(FrameError):
+        try:
             kept = _Kept.from_bytes(data) if data is not None else None
-            return kept.upload if kept is not None and kept.job == job.id else None
-        return None
+        except FrameError as error:
+            self._notice("update refused", detail=f"{self._path}: {error}; its task is done again")
+            return None
+        return kept.upload if kept is not None and kept.job == job.id else None
 
     def keep(self, job: Job, upload: Upload | None) -> None:
         """Write the update that waits for its receipt to the folder; None: delete it."""

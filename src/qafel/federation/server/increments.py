@@ -59,9 +59,13 @@ class Increments:
             "first_seq": begin,
         }
         state = (await self._connection.ensure(subjects.increments, config))["state"]
-        with contextlib.suppress(FrameError):
+        try:
             if data := await self._key.take_over():
                 self._snapshot = SnapshotPointer.from_bytes(data)
+        except FormatError as error:
+            raise StateError(f"the broker holds snapshots of another version: {error}") from error
+        except FrameError:
+            pass  # damaged: a new one is written
         self.last, self._first = state["last_seq"], max(1, state["first_seq"])
         if self.last < begin - 1:
             await self._connection.purge(subjects.increments, below=begin)
