@@ -108,7 +108,9 @@ def _table(title: str, rows: Sequence[Row], references: Mapping[str, str] | None
         "× fewer up": lambda row: fewer(row, "mb_up"),
         "× fewer down": lambda row: fewer(row, "mb_down"),
     }
-    return Table.of(title, columns, rows)
+    table = Table.of(title, columns, rows)
+    kept = [k for k in range(len(columns)) if any(row[k] != "–" for row in table.rows)]
+    return Table(title, [table.columns[k] for k in kept], [[row[k] for k in kept] for row in table.rows])
 
 
 def _reached(row: Row) -> str:

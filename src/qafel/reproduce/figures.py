@@ -100,10 +100,15 @@ Line = tuple[str, Sequence[float], Sequence[float]]
 def lines(
     path: Path, panels: Sequence[tuple[str, str, Sequence[Line]]], *, logarithmic: Sequence[str] = ("y",)
 ) -> list[Path]:
-    """Panels of (x-label, y-label, lines); ``logarithmic`` names the axes that are, panel by panel."""
+    """Panels of (x-label, y-label, lines); ``logarithmic`` names the axes that are, panel by panel.
+
+    Panels that have lines in common share one legend.
+    """
     alone = len(panels) == 1
     figure, axes = report.subplots(len(panels), 9.0 if alone else 1 + 4.2 * len(panels), 4.2)
-    names = list(dict.fromkeys(name for _, _, curves in panels for name, _, _ in curves))
+    every = [name for _, _, curves in panels for name, _, _ in curves]
+    names = list(dict.fromkeys(every))
+    shared = len(names) < len(every)
     for axis, (x, y, curves), scales in zip(axes, panels, logarithmic, strict=True):
         for k, (name, xs, ys) in enumerate(curves):
             below = len(curves) - 1 - k if len(curves) <= MAX_TICKS else 0
@@ -121,7 +126,10 @@ def lines(
         axis.set_ylabel(y)
         beside = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)}
         above = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
-        axis.legend(fontsize=8, frameon=False, **(beside if alone else above))
+        if not shared:
+            axis.legend(fontsize=8, frameon=False, **(beside if alone else above))
+    if shared:
+        report.legend(figure, axes)
     return save(figure, path)
 
 

@@ -58,9 +58,8 @@ def hidden_state(options: Options) -> Study:
         if cell.name != "hidden-fedbuff":
             error.append((cell.label, xs, [mean_std([p.residual for p in group])[0] for group in points]))
     path = runs.folder / "hidden-state"
-    drawn = figures.lines(path, [("client uploads", "‖x − x̂‖", error)])
-    path = runs.folder / "hidden-state-accuracy"
-    drawn += figures.lines(path, [("client uploads", "accuracy", accuracy)], logarithmic=("",))
+    panels = [("client uploads", "accuracy", accuracy), ("client uploads", "‖x − x̂‖", error)]
+    drawn = figures.lines(path, panels, logarithmic=("", "y"))
     title = f"The hidden state: {runs.data}, {runs.shared['uploads']:,} uploads"
     return runs.finish(
         "hidden-state",
