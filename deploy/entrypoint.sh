@@ -12,7 +12,7 @@ while :; do
     kill -0 "$child" 2>/dev/null || break # otherwise a signal has interrupted wait
 done
 case $code in
-2 | 3)
+2 | 3 | 130)
     echo "exit code $code: not started again" >&2
     code=0
     ;;

@@ -11,8 +11,12 @@ def write(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> N
     """Write a file atomically, with these permissions; ``sync`` waits until it is on the disk.
 
     The bytes go to ``NAME.part`` beside the file, which then replaces it: a reader sees the old file or the
-    new one, never a part.
+    new one, never a part. A link stays a link, and what is no file, such as /dev/stdout, is written to.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     part = path.with_name(f"{path.name}.part")
     part.unlink(missing_ok=True)
     try:

@@ -167,6 +167,6 @@ def save(figure: Any, *paths: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "qafel"}):
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-            data, kind = io.BytesIO(), path.suffix[1:]
+            data, kind = io.BytesIO(), path.suffix[1:] or "png"
             figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else None)
-            write(path, data.getvalue(), sync=False)
+            write(path if path.suffix else path.with_suffix(".png"), data.getvalue(), sync=False)

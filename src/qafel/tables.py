@@ -54,7 +54,12 @@ class Table(msgspec.Struct, frozen=True):
         lines = [[cell.replace("|", "\\|") for cell in row] for row in [self.columns, *self.rows]]
         rule = "|---" + "|--:" * (len(self.columns) - 1) + "|"
         head, *body = [f"| {' | '.join(row)} |" for row in lines]
-        return "\n".join([textwrap.fill(f"**{self.title}**", 100), "", head, rule, *body]) + "\n"
+        return (
+            "\n".join(
+                [textwrap.fill(f"**{self.title}**", 100, break_on_hyphens=False), "", head, rule, *body]
+            )
+            + "\n"
+        )
 
     def latex(self) -> str:
         """A LaTeX table; it needs the package booktabs."""

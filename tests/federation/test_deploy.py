@@ -92,7 +92,7 @@ def test_the_units_start_commands_that_exist(unit: Path) -> None:
     check(words[1:])
     settings = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
     assert settings["Restart"] == "on-failure"
-    assert settings["RestartPreventExitStatus"] == f"{cli.USAGE} {federation.FENCED}"
+    assert settings["RestartPreventExitStatus"] == f"{cli.USAGE} {federation.FENCED} {show.INTERRUPTED}"
     assert {"StateDirectory", "TimeoutStopSec", "ProtectSystem", "NoNewPrivileges"} <= set(settings)
 
 

@@ -214,7 +214,9 @@ def test_a_federation_of_another_format_is_refused_in_one_sentence(broker: Broke
     run(write())
     with pytest.raises(ConfigError, match=r"runs another version: .* this version of qafel reads"):
         join("t", broker.url, client=0, train=lambda x, task: x)
-    with pytest.raises(ConfigError, match="runs another job under the name 't'"):
+    with pytest.raises(
+        ConfigError, match=r"is of another version .* remove it with qafel federation delete t"
+    ):
         ended(server(plan(), broker.url, tmp_path / "server"))
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from keyed import Middle, T, U, last, party, record_types
 from parties import until
+from qafel.errors import ConfigError
 from qafel.federation.broker import Broker
 from qafel.federation.keys import certificates, read
-from qafel.federation.subjects import inbox
+from qafel.federation.subjects import Subjects, inbox
 
 
 @pytest.mark.parametrize("mode", ["downgrade", "plain", "other certificate", "other host"])
@@ -232,3 +233,9 @@ def test_an_observer_reads_what_is_public_and_an_operator_decides(keyed_broker: 
             await until(lambda: len(one.heard) == 1)
 
     asyncio.run(attempt())
+
+
+@pytest.mark.parametrize("role", ["client", "sever"])
+def test_a_role_without_a_number_or_a_name_gets_no_permissions(role: str) -> None:
+    with pytest.raises(ConfigError, match="there is no role"):
+        Subjects("t").permissions(role)

@@ -357,3 +357,14 @@ def test_every_committed_result_is_on_one_page_of_the_docs_and_says_what_made_it
         made = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
         told = f"Made by `{made['command']}`, commit {made['commit']}, on {made['machine']['processor']}"
         assert told in " ".join(page.read_text(encoding="utf-8").split()), page
+
+
+def test_all_gives_each_study_the_data_that_it_takes() -> None:
+    from qafel.cli.reproduce import PAPER, _data_for
+
+    images = {study: _data_for(study, "smiles32.npz") for study in PAPER}
+    assert images.pop("mushrooms") is images.pop("theory") is None
+    assert set(images.values()) == {"smiles32.npz"}
+    tables = {study: _data_for(study, "mushrooms.libsvm.gz") for study in PAPER}
+    assert tables.pop("mushrooms") == "mushrooms.libsvm.gz"
+    assert set(tables.values()) == {None}

@@ -1,5 +1,7 @@
 """What a run records for those who look at it: errors of the quantizers, the buffer, and its events."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 from learners import Quadratic
@@ -74,3 +76,42 @@ def test_events_are_the_same_for_any_workers_and_after_a_resume_and_change_no_by
     folder.close()
     assert (tmp_path / "d" / EVENTS).read_bytes() == logs[0]
     assert read_events(tmp_path / "d" / EVENTS, 3, 4) == events[3:7]
+
+
+def test_a_full_disk_leaves_whole_lines_and_no_lock(tmp_path: Path) -> None:
+    """In a process of its own: the limit on a file's size makes writes fail as a full disk does."""
+    script = """
+import resource, signal, sys
+import subprocess
+import sys
+from pathlib import Path
+from qafel.errors import QafelError
+from qafel.runs.folder import METRICS, RunFolder
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path = Path(sys.argv[1])
+folder = RunFolder.create(path, "")
+folder.append({"uploads": 1})
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+for attempt in (lambda: folder.append({"uploads": 2}), lambda: folder.append({"uploads": 2})):
+    try:
+        attempt()
+    except QafelError:
+        print("refused")
+for k in range(10):
+    folder.note("start", k)
+try:
+    folder.close()
+except QafelError:
+    print("not closed")
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+again = RunFolder.open(path)
+again.append({"uploads": 2})
+again.close()
+print((path / METRICS).read_text().split())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "run")], capture_output=True, text=True, timeout=240
+    )
+    lines = """['{"uploads":1}', '{"uploads":2}']"""
+    assert done.stdout.splitlines() == ["refused", "refused", "not closed", lines], done.stderr

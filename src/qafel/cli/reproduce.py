@@ -77,7 +77,9 @@ def reproduce(
 
 
 def _data_for(study: str, data: str | None) -> str | None:
-    """The data that ``all`` gives to a study: tables to the logistic-regression study, images to the rest."""
+    """What ``all`` gives to a study: tables to the logistic regression, images to others."""
+    if study == "theory":
+        return None
     table = data is not None and (data == "breast-cancer" or data.endswith((".libsvm", ".libsvm.gz", ".svm")))
     return data if (study == LOGISTIC) == table else None
 

@@ -283,15 +283,15 @@ async def _join(
         connection = await Connection.open(broker, Subjects(name), client, key=key, notice=notice)
         one = await prepare(connection)
 
-    try:
-        with _on_sigterm(stop):
+    with _on_sigterm(stop):
+        try:
             await unless(stopping, start())
-            if one is None:
+            if one is None or stopping.is_set():
                 return Joined(client)
             await one.run(tasks)
-    finally:
-        if connection is not None:
-            await connection.close()
+        finally:
+            if connection is not None:
+                await connection.close()
     return Joined(
         client=client,
         tasks=one.tasks,

@@ -110,8 +110,11 @@ async def write_welcome(connection: Connection, job: Job, plan: Plan) -> None:
     if stored is not None:
         try:
             other = Welcome.from_bytes(stored.data) != welcome
-        except FormatError:
-            other = True
+        except FormatError as error:
+            raise ConfigError(
+                f"the federation {subjects.name!r} in the broker is of another version ({error}); choose "
+                f"another name, or remove it with qafel federation delete {subjects.name}"
+            ) from error
         except FrameError:
             stored, other = None, False  # it was damaged on its way into the broker
         if other:

@@ -127,14 +127,14 @@ class Subjects:
         """The subjects to which a client may subscribe, besides its own inbox."""
         return [self.live, self.answer(client)]
 
-    def permissions(self, role: str, client: int | str = "*") -> dict[str, list[str]]:
+    def permissions(self, role: str, client: int | None = None) -> dict[str, list[str]]:
         """The subjects to which a user may publish and subscribe.
 
         The server has its own subjects, and the JetStream API of its streams. An operator reads what the
         server stored, decides, and deletes a federation. An observer reads what is public or reported.
         """
-        kept, who = [self.public(), self.report()], client if role == "client" else role
-        if role == "client":
+        kept, who = [self.public(), self.report()], role if client is None else client
+        if role == "client" and client is not None:
             publish, feeds = self.client_services(client), self.client_feeds(client)
         elif role == "server":
             own = [*kept, self.private(), self.object(), self.checkpoint, self.entry("server"), self.answer()]
@@ -144,8 +144,10 @@ class Subjects:
         elif role == "operator":
             publish = [self.entry("operator"), *self._calls(OPERATOR_CALLS), f"{API}.STREAM.NAMES"]
             feeds = [self.status]
-        else:
+        elif role == "observer":
             publish, feeds = [f"{API}.DIRECT.GET.{self.keys}.{key}" for key in kept], [self.status]
+        else:
+            raise ConfigError(f"there is no role {role!r} of {who}")
         return {"publish": publish, "subscribe": [*feeds, f"{inbox(who)}.>"]}
 
     def _calls(self, names: Sequence[str]) -> list[str]:

@@ -12,10 +12,11 @@
 A folder without summary.json belongs to a run that has not ended: it can be resumed, and is not a result.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,19 +102,25 @@ class RunFolder:
             ) from None
 
     def append(self, point: msgspec.Struct) -> None:
-        """Append an evaluation to metrics.jsonl."""
-        self._append(METRICS, point)
-        self.size(METRICS)
+        """Append an evaluation to metrics.jsonl: the whole line, or nothing and an error."""
+        line, end = msgspec.json.encode(point) + b"\n", self.size(METRICS)
+        with self.writing():
+            try:
+                if self._open(METRICS, 0).write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                os.truncate(self.path / METRICS, end)
+                raise
 
     def note(self, *event: Any) -> None:
         """Append an event to events.jsonl; it is written with the next checkpoint at the latest."""
-        self._append(EVENTS, event)
-
-    def _append(self, name: str, value: Any) -> None:
         with self.writing():
-            if name not in self._appended:
-                self._appended[name] = (self.path / name).open("ab")
-            self._appended[name].write(msgspec.json.encode(value) + b"\n")
+            self._open(EVENTS).write(msgspec.json.encode(event) + b"\n")
+
+    def _open(self, name: str, buffering: int = -1) -> IO[bytes]:
+        if name not in self._appended:
+            self._appended[name] = (self.path / name).open("ab", buffering)
+        return self._appended[name]
 
     def truncate(self, size: int, events: int = 0) -> None:
         """Cut metrics.jsonl and events.jsonl to their lengths at a checkpoint: the rest is run again."""
@@ -122,9 +129,8 @@ class RunFolder:
             for name, length in sizes.items():
                 path = self.path / name
                 if self.size(name) < length:
-                    raise StateError(
-                        f"{path} is shorter than when the checkpoint was made; start the run anew"
-                    )
+                    remedy = "start the run anew" if name == METRICS else "delete it to go on without events"
+                    raise StateError(f"{path} is shorter than when the checkpoint was made; {remedy}")
                 os.truncate(path, length)
 
     def save(self, checkpoint: bytes) -> None:
@@ -155,14 +161,20 @@ class RunFolder:
 
     def remove(self) -> None:
         """Delete the folder."""
-        self.close()
+        with suppress(QafelError):
+            self.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
         """Close the files and release the lock."""
-        with self.writing():
-            while self._appended:
-                self._appended.popitem()[1].close()
+        try:
+            with self.writing():
+                while self._appended:
+                    self._appended.popitem()[1].close()
+        finally:
+            self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -105,7 +105,8 @@ def simulate(*, out: str | Path | None = None, **keywords: Any) -> Result:
 
     ``out`` is a folder for the run, ``workers`` the number of processes (by default one per core);
     ``callbacks`` are called with every evaluation, and one that returns True ends the run. ``events`` writes
-    events.jsonl into the folder, for the dashboard's timeline.
+    events.jsonl into the folder, for the dashboard's timeline; ``progress`` is called after every event, by
+    default with a bar in a notebook.
     """
     names = set(Options.__struct_fields__) - set(Settings.__struct_fields__)
     options = {name: keywords.pop(name) for name in names & set(keywords)}

@@ -28,7 +28,10 @@ from qafel.vectors import Vector
 
 
 class Learner(Protocol):
-    """A learning problem; ``qafel.tasks.learner.Learner`` is one."""
+    """A learning problem; ``qafel.tasks.learner.Learner`` is one.
+
+    It may also have ``layout``, the names and shapes of its tensors, which some quantizers use.
+    """
 
     x: Vector
     clients: int

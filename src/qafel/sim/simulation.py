@@ -114,7 +114,9 @@ class Simulation:
         self._follower = Client(job, learner.x, client=0)
         self._held = None if settings.downlink == "broadcast" else np.zeros(learner.clients, np.int64)
         """The version of x̂ that each client holds, where increments are not broadcast; x⁰ is agreed on."""
-        self._events = folder if folder and (events or folder.has_events) else None
+        if folder and events:
+            (folder.path / EVENTS).touch()
+        self._events = folder if folder and folder.has_events else None
         self.seconds = dict.fromkeys(("total", "server", "evaluation", "checkpoint"), 0.0)
         self._before: dict[str, float] = {}
         """The seconds that were spent before the run was resumed."""

@@ -162,7 +162,7 @@ def system_user(signer: str, subject: str, issued: int, expires: int) -> str:
     return encode(signer, subject, "system", claims, issued=issued, expires=expires)
 
 
-def _scope(key: str, role: str, subjects: Subjects, client: int | str = "*") -> dict[str, Any]:
+def _scope(key: str, role: str, subjects: Subjects, client: int | None = None) -> dict[str, Any]:
     template = _template(subjects.permissions(role, client))
     return {"kind": "user_scope", "key": key, "role": role, "template": template}
 

@@ -41,7 +41,7 @@ MAX_REPORTS = 1000
 
 class _Saved(wire.Sealed, frozen=True):
     MAGIC: ClassVar[bytes] = b"QP"
-    FORMAT: ClassVar[int] = 4
+    FORMAT: ClassVar[int] = 5
 
     key: bytes
     sequence: int
