@@ -37,8 +37,11 @@ test: lint types layers tests ## Lint, type-check, check the import layers, run 
 test-fast: setup ## Run the tests that take no more than a few seconds each.
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not install" --ignore=tests/page --ignore=tests/site
 
-test-install: setup ## Ask the package index whether all extras install together, look into the wheel.
+test-install: setup ## Ask the package index whether all extras install together, look into the wheel, log to MLflow and W&B.
 	$(BIN)/python -m pytest -m install tests/product/test_installation.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target .venv/loggers \
+	  mlflow-skinny sqlalchemy alembic wandb
+	PYTHONPATH=.venv/loggers $(BIN)/python -m pytest -m install tests/product/test_examples.py
 
 test-page: setup ## Drive the page in Debian's chromium (apt-get install chromium); needs npm for axe-core.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
