@@ -20,6 +20,18 @@
 category of every warning.
 """
 
+MAX_LINE = 300
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error on one line, or its type if it has none."""
+    return " ".join(str(error).split())[:MAX_LINE] or type(error).__name__
+
+
+def named(error: BaseException) -> str:
+    """The type of an error and its text on one line."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
 
 class QafelError(Exception):
     """Base of every error raised on purpose."""

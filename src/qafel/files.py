@@ -1,10 +1,14 @@
 """Files that are written whole or not at all, and the one format of JSON files."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from qafel.errors import ConfigError
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
@@ -29,6 +33,15 @@ def write(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> N
     except OSError:
         part.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def writing(path: Path, remedy: str = "choose another folder") -> Iterator[None]:
+    """Turn an OSError into a ConfigError that says what cannot be written, why, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write to {path} ({error.strerror or error}); {remedy}") from error
 
 
 def to_json(value: Any) -> bytes:

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from qafel import vectors
-from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError, SpecError
+from qafel.lazy import Lazy
 from qafel.quantizers import Arguments
 from qafel.vectors import Vector
 

@@ -1,6 +1,5 @@
 """Provenance of results: the command, the commit and the machine that produced them."""
 
-import os
 import platform
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from qafel import machine
+
 
 def provenance(*packages: str) -> dict[str, Any]:
     """The running command, its commit, the machine, and the versions of ``packages``."""
@@ -17,15 +18,15 @@ def provenance(*packages: str) -> dict[str, Any]:
     return {
         "command": " ".join([program, *sys.argv[1:]]),
         "commit": commit(),
-        "machine": machine(),
+        "machine": machine.describe(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
     }
 
 
 def made_by(made: Mapping[str, Any]) -> str:
     """A ``provenance`` as a sentence for a page of results."""
-    machine = f"{made['machine']['processor']}, {made['machine']['cores']} cores"
-    sentence = f"Made by `{made['command']}`, commit {made['commit']}, on {machine}."
+    where = f"{made['machine']['processor']}, {made['machine']['cores']} cores"
+    sentence = f"Made by `{made['command']}`, commit {made['commit']}, on {where}."
     return textwrap.fill(sentence, 100, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
@@ -48,24 +49,6 @@ def _git(*arguments: str) -> str:
         check=True,
     )
     return completed.stdout.strip()
-
-
-def machine() -> dict[str, Any]:
-    """The processor, the number of cores and the operating system."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:

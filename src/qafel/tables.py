@@ -15,6 +15,7 @@ import msgspec
 from qafel.errors import MissingExtraError
 from qafel.files import write
 
+NUMBER = re.compile(r"[-+−±~<>≤]?\s*[0-9∞]")
 Columns = Mapping[str, str | Callable[[Any], str]]
 """The columns of a table by heading: a format of the record, like "{.size:,}", or a function of it."""
 
@@ -34,7 +35,7 @@ LATEX = {
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table whose first column is text and whose others are numbers."""
+    """A table of text cells; columns with a number in any row are aligned to the right, but the first."""
 
     title: str
     columns: list[str]
@@ -49,10 +50,16 @@ class Table(msgspec.Struct, frozen=True):
         ]
         return cls(title, list(columns), rows)
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column has numbers."""
+        columns = [[row[k] for row in self.rows] for k in range(len(self.columns))]
+        return [k > 0 and any(NUMBER.match(cell) for cell in column) for k, column in enumerate(columns)]
+
     def markdown(self) -> str:
         """A Markdown table below its title."""
         lines = [[cell.replace("|", "\\|") for cell in row] for row in [self.columns, *self.rows]]
-        rule = "|---" + "|--:" * (len(self.columns) - 1) + "|"
+        rule = "".join("|--:" if number else "|---" for number in self.numeric) + "|"
         head, *body = [f"| {' | '.join(row)} |" for row in lines]
         return (
             "\n".join(
@@ -64,7 +71,7 @@ class Table(msgspec.Struct, frozen=True):
     def latex(self) -> str:
         """A LaTeX table; it needs the package booktabs."""
         head, *body = [" & ".join(map(_latex, row)) + r" \\" for row in [self.columns, *self.rows]]
-        columns = "l" + "r" * (len(self.columns) - 1)
+        columns = "".join("r" if number else "l" for number in self.numeric)
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{_latex(self.title)}}}"]
         lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
@@ -80,8 +87,9 @@ class Table(msgspec.Struct, frozen=True):
         lines = [f"<caption>{html.escape(self.title)}</caption>"]
         lines.append("<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>")
         for row in body:
-            cells = (f"<td{right if k else ''}>{cell}</td>" for k, cell in enumerate(row))
-            lines.append(f"<tr>{''.join(cells)}</tr>")
+            cells = zip(self.numeric, row, strict=True)
+            inner = "".join(f"<td{right if number else ''}>{cell}</td>" for number, cell in cells)
+            lines.append(f"<tr>{inner}</tr>")
         return "<table>\n" + "\n".join(lines) + "\n</table>"
 
 

@@ -21,9 +21,9 @@ from qafel.runs.comparison import Outcome, common_metric, spell
 from qafel.runs.curves import SHARE, Against, against
 from qafel.runs.result import Result
 from qafel.sim import PACKAGES, Settings
-from qafel.sim.batch import claim, run_all, work_folder
+from qafel.sim.batch import reserve, run_all, work_folder
 from qafel.sim.grid import of_algorithm, run_name
-from qafel.sim.processes import Tell
+from qafel.sim.processes import Progress
 from qafel.tables import Columns, Table
 
 CLIENTS = ("rotated:bits=0.3", "rotated:bits=0.45", "rotated:bits=0.7", "dither:step=2")
@@ -79,7 +79,7 @@ def tune(
     jobs: int | None = None,
     clients: Sequence[str] = CLIENTS,
     servers: Sequence[str] = SERVERS,
-    tell: Tell = lambda *_: None,
+    progress: Progress = lambda *_: None,
 ) -> Tuned:
     """Find the best pair of quantizers for these settings; runs that finished in ``out`` are reused.
 
@@ -96,8 +96,8 @@ def tune(
             f"the budget must be at least {least} runs, {seeds} of FedBuff and one of each pair, got {budget}"
         )
     request = {"kind": "tune", "settings": settings.to_toml(), "clients": clients, "servers": servers}
-    folder = claim(Path(out) if out is not None else work_folder(Path("runs"), "tune", request), request)
-    race = _Race(settings, folder, jobs, budget, tell)
+    folder = reserve(Path(out) if out is not None else work_folder(Path("runs"), "tune", request), request)
+    race = _Race(settings, folder, jobs, budget, progress)
     race.run([FEDBUFF], range(seeds))
     left = pairs
     for seed in range(seeds):
@@ -127,8 +127,16 @@ Pair = tuple[str, str]
 class _Race:
     """The runs so far, and the budget for all of them."""
 
-    def __init__(self, settings: Settings, out: Path, jobs: int | None, budget: int, tell: Tell) -> None:
-        self._settings, self._out, self._jobs, self._budget, self._tell = settings, out, jobs, budget, tell
+    def __init__(
+        self, settings: Settings, out: Path, jobs: int | None, budget: int, progress: Progress
+    ) -> None:
+        self._settings, self._out, self._jobs, self._budget, self._progress = (
+            settings,
+            out,
+            jobs,
+            budget,
+            progress,
+        )
         self.outcomes: dict[str, Outcome] = {}
 
     def run(self, pairs: Sequence[Pair | None], seeds: Iterable[int]) -> None:
@@ -136,10 +144,10 @@ class _Race:
         wanted = {_name(pair, seed): self._chosen(pair, seed) for pair in pairs for seed in seeds}
         before = len(self.outcomes)
 
-        def tell(what: str, share: float) -> None:
-            self._tell(what, min(1.0, (before + share * len(wanted)) / self._budget))
+        def progress(what: str, share: float) -> None:
+            self._progress(what, min(1.0, (before + share * len(wanted)) / self._budget))
 
-        self.outcomes |= run_all(wanted, self._out / "runs", jobs=self._jobs, tell=tell)
+        self.outcomes |= run_all(wanted, self._out / "runs", jobs=self._jobs, progress=progress)
 
     def _chosen(self, pair: Pair | None, seed: int) -> Settings:
         changes = of_algorithm("fedbuff")

@@ -227,8 +227,8 @@ def test_an_operator_changes_a_limit_and_stops_a_federation_through_the_log(
     assert (summary.reason, summary.uploads, summary.rejected) == ("good enough", 6, {"norm": 4})
     assert summary.settings["uploads"] == 500
     rows = operate.clients("t", broker.url)
-    assert [row[0] for row in rows] == list(range(10))
-    assert rows[4][3].startswith("norm: the update has norm")
+    assert [row.client for row in rows] == list(range(10))
+    assert (rows[4].reason or "").startswith("norm: the update has norm")
     with pytest.raises(ConfigError, match="clients cannot be changed while a federation runs"):
         operate.decide("t", broker.url, Change({"clients": 3}))
 

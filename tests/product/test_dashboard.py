@@ -20,7 +20,8 @@ import pytest
 from command import call, call_json, check_mistake
 from qafel.dashboard import Runs, report
 from qafel.dashboard.runs import MAX_POINTS, full_precision, thinned
-from qafel.dashboard.server import hosts, is_loopback
+from qafel.dashboard.server import hosts
+from qafel.machine import is_loopback
 from qafel.runs.summary import Point
 from qafel.sim import simulate
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,8 @@ from command import settings as command_settings
 from qafel.config import CLIENT_QUANTIZER, LOOKAHEAD, SERVER_QUANTIZER
 from qafel.errors import SpecError
 from qafel.quantizers import quantizer
-from qafel.reproduce import frontier, reproduce
+from qafel.reproduce import reproduce
+from qafel.reproduce.frontier_tasks import TASKS
 from qafel.sim import make_settings
 from qafel.tune import tune
 
@@ -76,12 +78,19 @@ def test_tune_as_a_command_names_the_best_pair(tmp_path: Path) -> None:
 
 def test_the_frontier_in_miniature_is_beside_fedbuff(tmp_path: Path) -> None:
     study = reproduce("frontier", quick=True, out=tmp_path, jobs=2)
-    base, default = study.numbers["tasks"]["digits"]
+    base, default, ahead = study.numbers["tasks"]["digits"]
     assert (base["name"], base["runs"], default["name"], default["runs"]) == ("FedBuff", 2, "default", 2)
     assert default["against"]["fewer_up"][0] > 20
     assert default["against"]["fewer_down"][0] > 10
     assert study.numbers["mean of the tasks"]["fewer up"] == default["against"]["fewer_up"][0]
-    assert [row[:2] for row in study.tables[0].rows] == [["digits", "default"], ["mean", "default"]]
+    beside, price, levels = study.tables
+    assert [row[:2] for row in beside.rows] == [["digits", "default"], ["digits", "FedBuff, look-ahead"]]
+    alike = study.numbers["beside FedBuff, look-ahead"]["digits"]["against"]
+    assert alike["reference"] == ahead["name"]
+    assert [row[0] for row in price.rows] == [row[0] for row in levels.rows] == ["digits"]
+    assert re.fullmatch(r"[0-2] of 2", levels.rows[0][-1])
+    usual = study.numbers["other levels"][0]["ratios"]["95 %"]
+    assert usual == default["against"]["ratio"]
     assert (tmp_path / "frontier-digits.png").stat().st_size > 10_000
 
 
@@ -105,7 +114,7 @@ def test_the_frontier_names_the_data_it_misses(tmp_path: Path) -> None:
 
 
 def test_the_reported_seeds_of_tasks_that_were_tuned_on_are_others() -> None:
-    assert [task.seeds.start for task in list(frontier.TASKS.values())[:2]] == [10, 10]
+    assert [task.seeds.start for task in list(TASKS.values())[:2]] == [10, 10]
 
 
 def test_runs_of_qafel_use_the_measured_defaults_unless_the_model_is_small_or_somebody_says() -> None:
@@ -158,6 +167,6 @@ def test_the_docs_table_of_five_tasks_has_the_committed_numbers() -> None:
     others = [uploads for uploads, _, _ in ratios[1:]]
     readme = (root / "README.md").read_text(encoding="utf-8")
     assert f"needs {min(others):.2f} to {max(others):.2f} times FedBuff's uploads" in " ".join(readme.split())
-    assert len(ratios) == len(frontier.TASKS) == 5
+    assert len(ratios) == len(TASKS) == 5
     mean = [sum(column) / len(ratios) for column in zip(*ratios, strict=True)]
     assert f"| mean |  | {mean[0]:.2f}× | {mean[1]:.0f}× | {mean[2]:.0f}× |" in text

@@ -109,8 +109,8 @@ def test_a_sweep_over_two_settings_beside_an_algorithm_draws_a_map(tmp_path: Pat
     two = ["--vary", "momentum=0,0.3", "--vary", "buffer_size=5,10"]
     command = ["sweep", *BASE, "--set", "uploads=100", *two, "--reference", "fedbuff", "--out"]
     text = call(*command, str(tmp_path / "a")).stdout
-    assert str(tmp_path / "a" / "sweep-surface.png") in text
-    assert (tmp_path / "a" / "sweep-surface.png").stat().st_size > 10_000
+    assert str(tmp_path / "a" / "sweep-map.png") in text
+    assert (tmp_path / "a" / "sweep-map.png").stat().st_size > 10_000
     answer = call_json(*command, str(tmp_path / "a"))
     assert answer["reference"] == "fedbuff"
     assert [row["name"] for row in answer["rows"]][:2] == ["fedbuff", "momentum=0, buffer_size=5"]
@@ -229,7 +229,7 @@ def test_a_run_that_fails_does_not_stop_the_others_and_objects_have_names(tmp_pa
 
 def test_what_cannot_be_compared_is_said_before_anything_runs(tmp_path: Path) -> None:
     command = ["sweep", *BASE, *RATES, "--out", str(tmp_path / "s")]
-    check_mistake("a share of the gain between 0 and 1, got 95", *command, "--level", "95")
+    check_mistake("the share of the gain must be between 0 and 1, got 95", *command, "--share", "95")
     check_mistake("there is no run to compare with 'fedbuf'", *command, "--reference", "fedbuf")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "sweep.csv").write_text("precious")

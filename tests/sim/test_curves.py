@@ -11,9 +11,9 @@ import pytest
 from qafel.errors import ConfigError
 from qafel.runs.comparison import Comparison, Diverged, compare
 from qafel.runs.curves import against
+from qafel.runs.maps import draw_map
 from qafel.runs.result import Result
 from qafel.runs.summary import Point, Summary
-from qafel.runs.surface import surface
 
 
 def result(
@@ -292,6 +292,6 @@ def test_the_map_says_where_some_seeds_diverged() -> None:
         for b in (1, 2):
             ended: list[Any] = [result(rising(0.02), seed=s) for s in (0, 1)]
             groups[f"a={a}, b={b}"] = [*ended, lost] if a == b == 2 else ended
-    figure = surface(Comparison(groups))
+    figure = draw_map(Comparison(groups))
     shown = [text.get_text() for text in figure.axes[0].texts]
     assert sum("1 of 3 diverged" in text for text in shown) == 1

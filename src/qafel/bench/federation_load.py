@@ -11,6 +11,7 @@ import numpy as np
 
 from qafel import vectors, wire
 from qafel.config import Job
+from qafel.errors import BrokerError, QafelError
 from qafel.federation import Plan, Subjects, serve
 from qafel.federation.connection import Connection
 from qafel.federation.entries import Upload, token
@@ -102,7 +103,7 @@ async def publish(
 
     async def acknowledged(message: Any) -> None:
         if b'"error"' in message.data:
-            raise RuntimeError(message.data)
+            raise BrokerError(f"the broker refused an upload: {message.data.decode(errors='replace')}")
         took.append(time.monotonic() - sent.pop(message.subject))
         room.release()
 
@@ -171,9 +172,7 @@ def wait_for(moment: Any, process: Any, seconds: float = 120) -> None:
     until = time.monotonic() + seconds
     while not moment.value:
         if time.monotonic() > until or (not process.is_alive() and not moment.value):
-            raise RuntimeError(
-                f"a process of the benchmark died, or did not get ready within {seconds:.0f} s"
-            )
+            raise QafelError(f"a process of the benchmark died, or did not get ready within {seconds:.0f} s")
         time.sleep(0.005)
 
 

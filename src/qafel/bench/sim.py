@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from qafel.coding.threads import cores
 from qafel.config import DEFAULT_QUANTIZER
+from qafel.machine import cores
 from qafel.sim import Settings, Simulation
 from qafel.sim.timeline import Timeline
 from qafel.tasks.data.faces import Faces
@@ -62,12 +62,12 @@ class Timelines(msgspec.Struct, frozen=True):
 def images() -> Table:
     """Clients with 20 images each, in memory."""
     faces, count = Faces(), 0
-    people: list[tuple[Any, Any]] = []
+    clients: list[tuple[Any, Any]] = []
     while count < (CLIENTS + 50) * IMAGES:
-        people.append(faces.samples(len(people)))
-        count += len(people[-1][1])
-    x = np.concatenate([x for x, _ in people])[: (CLIENTS + 50) * IMAGES]
-    y = np.concatenate([y for _, y in people])[: len(x)]
+        clients.append(faces.samples(len(clients)))
+        count += len(clients[-1][1])
+    x = np.concatenate([x for x, _ in clients])[: (CLIENTS + 50) * IMAGES]
+    y = np.concatenate([y for _, y in clients])[: len(x)]
     pixels = np.round((np.moveaxis(x, 1, -1) + 1) * 127.5).astype(np.uint8)
     held = np.arange(len(y)) >= CLIENTS * IMAGES
     return Table(pixels, y, np.arange(len(y)) // IMAGES, held)
@@ -118,16 +118,16 @@ def _per_second(seconds: float) -> float:
     return count / (time.perf_counter() - start)
 
 
-def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], None]) -> Iterator[Speed]:
+def speeds(engines: list[str], rounds: int, uploads: int, progress: Callable[[str], None]) -> Iterator[Speed]:
     """Each engine against the yardsticks, round by round."""
-    tell("starting the yardsticks")
+    progress("starting the yardsticks")
     with _yardstick(tuned=False) as bare, _yardstick(tuned=True) as tuned:
         yards = (bare, tuned)
         for yard in yards:
             yard.submit(_per_second, 0.0).result()  # it starts with the first call
         table = images()
         for engine in engines:
-            tell(f"{engine}: preparing")
+            progress(f"{engine}: preparing")
             fixed: dict[str, Any] = {"engine": engine, "uploads": uploads, "evaluate_every": uploads}
             chosen = {
                 name: Settings(data=lambda: table, held_out_samples=1, **fixed, **quantizers)
@@ -144,7 +144,7 @@ def speeds(engines: list[str], rounds: int, uploads: int, tell: Callable[[str], 
             rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in chosen}
             for k in range(rounds):
                 for name, settings in chosen.items():
-                    tell(f"{engine}, {name}: round {k + 1} of {rounds}")
+                    progress(f"{engine}, {name}: round {k + 1} of {rounds}")
                     rows[name].append(_round(settings, learners[name], yards))
             for name, mine in rows.items():
                 medians = [statistics.median(column) for column in zip(*mine, strict=True)]

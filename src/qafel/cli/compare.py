@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qafel.runs.comparison import Comparison
     from qafel.sim import Settings
     from qafel.sim.grid import Groups
-    from qafel.sim.processes import Tell
+    from qafel.sim.processes import Progress
 
 Seeds = Annotated[int, Option(help="Runs of each configuration, with consecutive seeds.", min=1)]
 Jobs = Annotated[int | None, Option(help="Runs at the same time; default: one per core.", min=1)]
@@ -27,7 +27,7 @@ Reference = Annotated[
         "fedbuff, or the first."
     ),
 ]
-Level = Annotated[float, Option(help="Compare where the reference has made this share of its gain.")]
+Share = Annotated[float, Option(help="Compare where the reference has made this share of its gain.")]
 Vary = Annotated[
     list[str],
     Option(
@@ -41,7 +41,7 @@ AGAIN = "the same command continues"
 
 
 @contextmanager
-def batch_progress(quiet: bool, name: str) -> "Iterator[Tell]":
+def batch_progress(quiet: bool, name: str) -> "Iterator[Progress]":
     """A progress bar over many runs, which says after Ctrl-C how to go on."""
     with show.progress(quiet) as bar, resumable(AGAIN):
         task = bar.add_task(name, total=1.0)
@@ -61,7 +61,7 @@ def compare(
     seeds: Seeds = 1,
     jobs: Jobs = None,
     reference: Reference = None,
-    level: Level = 0.95,
+    share: Share = 0.95,
     out: Out = None,
     form: show.FormatOption = show.Format.TEXT,
     json: show.Json = False,
@@ -73,7 +73,7 @@ def compare(
     from qafel.sim import grid
 
     wanted = grid.select(runs, change or (), seeds)
-    _compare("compare", wanted, out, form, json, jobs=jobs, reference=reference, level=level)
+    _compare("compare", wanted, out, form, json, jobs=jobs, reference=reference, share=share)
 
 
 def sweep(
@@ -83,7 +83,7 @@ def sweep(
     seeds: Seeds = 1,
     jobs: Jobs = None,
     reference: Reference = None,
-    level: Level = 0.95,
+    share: Share = 0.95,
     out: Out = None,
     form: show.FormatOption = show.Format.TEXT,
     json: show.Json = False,
@@ -106,7 +106,7 @@ def sweep(
     if not values:
         raise ConfigError("a sweep needs --vary NAME=VALUE,VALUE,…")
     wanted = grid.combinations(read_values(sim.Settings, config, change or ()), values, seeds, reference)
-    _compare("sweep", wanted, out, form, json, jobs=jobs, reference=reference, level=level)
+    _compare("sweep", wanted, out, form, json, jobs=jobs, reference=reference, share=share)
 
 
 def demo(
@@ -149,8 +149,8 @@ def _compare(
 
     first = next((one for what in wanted.values() for one in what if isinstance(one, sim.Settings)), None)
     require("this comparison", *_extras(first), "figures")
-    with batch_progress(json, kind) as tell:
-        comparison, folder = grid.run_groups(wanted, kind, out, tell=tell, **options)
+    with batch_progress(json, kind) as progress:
+        comparison, folder = grid.run_groups(wanted, kind, out, progress=progress, **options)
     figure = folder / f"{kind}.png"
     if json:
         show.json(_answer(comparison, figure))
@@ -159,7 +159,7 @@ def _compare(
     if form is show.Format.TEXT:
         for note in comparison.notes:
             show.line(note)
-        drawn = [path for path in (figure, figure.with_stem(f"{kind}-surface")) if path.exists()]
+        drawn = [path for path in (figure, figure.with_stem(f"{kind}-map")) if path.exists()]
         show.line(f"\nFigure: {' '.join(map(str, drawn))}")
         show.look_at(folder)
 

@@ -22,6 +22,7 @@ def known_values(name: str) -> list[str]:
     from qafel.quantizers import registered_quantizers
     from qafel.sim.clock import ARRIVALS, DURATIONS
     from qafel.sim.settings import Settings
+    from qafel.tasks.data import BUILT_IN
     from qafel.tasks.settings import LOCAL_RATES
 
     if name.endswith("_quantizer"):
@@ -29,7 +30,7 @@ def known_values(name: str) -> list[str]:
     known = {
         "algorithm": list(ALGORITHMS),
         "arrivals": list(ARRIVALS),
-        "data": ["faces", "digits", "breast-cancer"],
+        "data": list(BUILT_IN),
         "duration": list(DURATIONS),
         "model": list(LOCAL_RATES),
         "partition": ["natural", "iid", "consecutive", "dirichlet:0.5", "shards:2", "celeba", "skewed:0.5"],

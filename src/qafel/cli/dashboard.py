@@ -7,13 +7,14 @@ from typing import Annotated
 from typer import Argument, Option
 
 from qafel.cli import show
+from qafel.cli.federation import BROKER
 from qafel.errors import ConfigError
 
 
 def dashboard(
     folder: Annotated[Path, Argument(help="A folder of runs.", metavar="RUNS_DIR")] = Path("runs"),
     federation: Annotated[str | None, Option(help="Also show this running federation.")] = None,
-    broker: Annotated[str, Option(help="The broker of the federation.")] = "nats://127.0.0.1:4222",
+    broker: Annotated[str, Option(help="The broker of the federation.")] = BROKER,
     keys: Annotated[Path | None, Option(help="The key of an observer or operator.")] = None,
     host: Annotated[
         str, Option(help="Address to serve at; one that is not loopback gets a token.")

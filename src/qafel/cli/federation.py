@@ -1,4 +1,4 @@
-"""``qafel broker``, ``serve``, ``join``, ``keys`` and ``status``."""
+"""``qafel broker``, ``serve``, ``join``, ``status`` and ``federation-demo``."""
 
 import datetime
 import signal
@@ -16,7 +16,8 @@ from qafel.errors import BrokerError, FencedError
 
 FENCED = 3
 """Exit code: another server has taken over."""
-BROKER = "nats://127.0.0.1:4222"
+PORT = 4222
+BROKER = f"nats://127.0.0.1:{PORT}"
 BrokerUrl = Annotated[
     str, typer.Option("--broker", help="nats:// or tls:// address; of a cluster, several with commas.")
 ]
@@ -59,7 +60,7 @@ def broker(
         "runs/broker"
     ),
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.", min=0, max=65535)] = 4222,
+    port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.", min=0, max=65535)] = PORT,
     keys: Annotated[
         Path | None,
         typer.Option("--keys", help="The broker's folder of qafel keys: TLS, and only known keys."),
@@ -92,7 +93,7 @@ def broker(
         "max_store": max_store,
     }
     if config_only is not None:
-        text = configuration((folder / "store").resolve(), port=port or 4222, **limits)
+        text = configuration((folder / "store").resolve(), port=port or PORT, **limits)
         files.write(config_only, text.encode(), sync=False)
         show.json({"config": str(config_only)}) if json else typer.echo(f"Written: {config_only}")
         return

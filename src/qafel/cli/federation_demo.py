@@ -72,14 +72,14 @@ def demo(
     folder: Path,
     uploads: int = 1500,
     seed: int = 0,
-    tell: Callable[[str, float], None] = lambda what, share: None,  # noqa: ARG005
+    progress: Callable[[str, float], None] = lambda what, share: None,  # noqa: ARG005
 ) -> tuple[Result, dict[int, Joined | None]]:
     """Run the demo; return the server's result and the summary of every client, None if it was killed."""
     import torch
 
     torch.set_num_threads(1)
     chosen = plan(uploads, seed)
-    tell("starting a broker", 0.0)
+    progress("starting a broker", 0.0)
     with Broker(folder / "broker") as broker:
 
         def start(target: Callable[..., None], *arguments: Any) -> Any:
@@ -89,14 +89,14 @@ def demo(
 
         server = start(_server, folder / "server")
         clients = {k: start(_client, folder, k) for k in range(CLIENTS) if k != LATE}
-        tell("starting a server and seven clients", 0.0)
+        progress("starting a server and seven clients", 0.0)
         with contextlib.suppress(QafelError):
             for seen in watch(chosen.name, broker.url):
                 share = seen["uploads"] / uploads
-                tell(f"version {seen['version']}, {seen['leases'][0]} in training", share)
+                progress(f"version {seen['version']}, {seen['leases'][0]} in training", share)
                 if share > 0.3 and clients[KILLED].is_alive():
                     clients[KILLED].kill()
-                    tell(f"client {KILLED} was killed", share)
+                    progress(f"client {KILLED} was killed", share)
                 if share > 0.5 and LATE not in clients:
                     clients[LATE] = start(_client, folder, LATE)
         server.join()

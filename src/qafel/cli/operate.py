@@ -46,26 +46,9 @@ def list_clients(name: Name, broker: BrokerUrl = BROKER, keys: Keys = None, json
 
     rows = operate.clients(name, broker, keys)
     if json:
-        show.json(
-            [
-                dict(zip(("client", "seen", "tasks", "reason", "rejected", "behind"), row, strict=True))
-                for row in rows
-            ]
-        )
+        show.json([row._asdict() for row in rows])
         return
-    cells = [
-        [
-            str(client),
-            f"{seen:,.0f} s ago",
-            f"{tasks:,}",
-            reason or "counted",
-            operate.counts(rejected),
-            "–" if behind is None else f"{behind:,}",
-        ]
-        for client, seen, tasks, reason, rejected, behind in rows
-    ]
-    columns = ["client", "seen", "tasks", "last task", "rejections", "versions behind"]
-    show.table(f"Clients of {name}", columns, cells)
+    show.records(f"Clients of {name}", operate.CLIENT_COLUMNS, rows)
 
 
 @app.command("stop")

@@ -58,7 +58,7 @@ def reproduce(
         show.out_folder(out)
     results = []
     for wanted in PAPER if name == "all" else (name,):
-        with batch_progress(json, wanted) as tell:
+        with batch_progress(json, wanted) as progress:
             study = studies.reproduce(
                 wanted,
                 data=_data_for(wanted, data) if name == "all" else data,
@@ -67,7 +67,7 @@ def reproduce(
                 jobs=jobs,
                 out=out,
                 changes={} if name == "all" and wanted in studies.OWN_PROTOCOL else changes,
-                tell=tell,
+                progress=progress,
             )
         results.append(study)
         if not json:

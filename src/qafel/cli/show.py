@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from qafel import files
 from qafel.errors import ConfigError
 from qafel.tables import Columns, Table
 
@@ -49,7 +50,7 @@ def progress(quiet: bool) -> Progress:
 
 
 def print_table(table: Table) -> None:
-    """Print a table whose first column is text and whose others are numbers; numbers are never cut.
+    """Print a table; numbers are aligned to the right and never cut.
 
     Where it is wider than the terminal, headings and the first column are folded; where that is not enough,
     each row becomes a block of lines.
@@ -70,7 +71,10 @@ def print_table(table: Table) -> None:
         folded = [_fold(cell, widths[k]) for k, cell in enumerate(row)]
         height = max(map(len, folded))
         for parts in zip(*([""] * (height - len(lines)) + lines for lines in folded), strict=True):
-            line = [part.rjust(widths[k]) if k else part.ljust(widths[0]) for k, part in enumerate(parts)]
+            line = [
+                part.rjust(width) if number else part.ljust(width)
+                for part, width, number in zip(parts, widths, table.numeric, strict=True)
+            ]
             console.print(Text(gap.join(line).rstrip(), style="" if index else "bold"), soft_wrap=True)
 
 
@@ -148,14 +152,10 @@ def out_folder(path: Path) -> Path:
     """Create a folder to write to; called before the work, so that an error comes early."""
     if path.exists() and not path.is_dir():
         raise ConfigError(f"the output must be a folder, and {path} is a file")
-    try:
+    with files.writing(path, "choose another --out"):
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
             raise PermissionError("permission denied")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to {path} ({error.strerror or error}); choose another --out"
-        ) from error
     return path
 
 
@@ -167,7 +167,7 @@ def at_least_one(**options: int) -> None:
 
 
 def yes(value: bool) -> str:
-    """A tick or nothing."""
+    """A tick or a dash."""
     return "✓" if value else "–"
 
 

@@ -40,7 +40,7 @@ def tune(
     clients = [quantizer(spec).spec for spec in client or tuning.CLIENTS]
     servers = [quantizer(spec).spec for spec in server or tuning.SERVERS]
     sim.need_extras(chosen, "figures")
-    with batch_progress(json, "tuning") as tell:
+    with batch_progress(json, "tuning") as progress:
         tuned = tuning.tune(
             chosen,
             out,
@@ -49,7 +49,7 @@ def tune(
             jobs=jobs,
             clients=list(dict.fromkeys(clients)),
             servers=list(dict.fromkeys(servers)),
-            tell=tell,
+            progress=progress,
         )
     if json:
         show.json(tuned)

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qafel.coding.bitplanes import packed_bytes
-from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_parts, scratch
 from qafel.errors import FrameError
+from qafel.lazy import Lazy
 
 Integers = npt.NDArray[np.int16]
 Bytes = npt.NDArray[np.uint8]

@@ -8,8 +8,8 @@ decoder know the number of positions; the decoder accepts exactly one coding of 
 import numpy as np
 import numpy.typing as npt
 
-from qafel.coding.lazy import Lazy
 from qafel.errors import FrameError
+from qafel.lazy import Lazy
 
 Indices = npt.NDArray[np.int64]
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qafel.errors import ConfigError
+from qafel.machine import cores
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -25,11 +26,6 @@ CHUNK = 1 << 21
 _workers: list["_Worker"] = []
 _count: int | None = None
 _local = threading.local()
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def thread_count() -> int:

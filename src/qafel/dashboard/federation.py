@@ -4,19 +4,25 @@ import math
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from qafel.dashboard.runs import Listed, columns, thinned
+from qafel.errors import one_line
 from qafel.runs.result import decode_point
 from qafel.runs.summary import Point
+from qafel.tables import Table
+
+if TYPE_CHECKING:
+    from qafel.federation.operate import ClientRow
 
 PAUSE = 2.0
 """Seconds until a federation that does not answer is asked again."""
 EVERY = 5
 """The tables are read with every fifth status."""
 MAX_CLIENTS = 1000
+SHOWN = ("client", "seen", "versions behind", "tasks", "rejections")
 IDENTITY = "federation"
 
 
@@ -61,7 +67,7 @@ class Federation:
         from qafel.federation import watch
         from qafel.federation.operate import clients, facts, points
 
-        rows: list[list[Any]] = []
+        rows: list[ClientRow] = []
         while True:
             try:
                 for number, status in enumerate(watch(self.name, self._broker, self._keys)):
@@ -78,21 +84,12 @@ class Federation:
                 if self._reason:
                     return
             except Exception as error:
-                self._content = {**self._content, "error": str(error) or type(error).__name__}
+                self._content = {**self._content, "error": one_line(error)}
             time.sleep(PAUSE)
 
 
-def _rows(rows: list[list[Any]]) -> list[list[str]]:
-    """The clients: number, last seen, versions behind, decided tasks, rejections."""
-    from qafel.federation.operate import counts
+def _rows(rows: "list[ClientRow]") -> list[list[str]]:
+    """The columns of the clients that the page shows."""
+    from qafel.federation.operate import CLIENT_COLUMNS
 
-    return [
-        [
-            str(client),
-            f"{seen:,.0f} s ago",
-            "–" if behind is None else f"{behind:,}",
-            f"{tasks:,}",
-            counts(rejected),
-        ]
-        for client, seen, tasks, _, rejected, behind in rows[:MAX_CLIENTS]
-    ]
+    return Table.of("", {name: CLIENT_COLUMNS[name] for name in SHOWN}, rows[:MAX_CLIENTS]).rows

@@ -1,7 +1,6 @@
 """Serve the page until Ctrl-C."""
 
 import contextlib
-import ipaddress
 import secrets
 import socket
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from qafel.dashboard.federation import Federation
 from qafel.dashboard.runs import Runs
 from qafel.errors import ConfigError
 from qafel.extras import require
+from qafel.machine import is_loopback
 
 HOST, PORT = "127.0.0.1", 8765
 HTTP = 80
@@ -51,16 +51,6 @@ def serve(
     ready(f"http://{named}:{port}/" + (f"?token={token}" if token else ""))
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def hosts(host: str, port: int) -> frozenset[str]:

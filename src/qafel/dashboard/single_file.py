@@ -41,10 +41,8 @@ def report(folders: Sequence[str | Path], out: str | Path) -> Path:
     name_groups(known)
     listed = [one for _, one, _ in known]
     content["runs"] = {"folder": ", ".join(readable(Path(folder)) for folder in folders), "runs": listed}
-    try:
+    with files.writing(path, "choose another file"):
         files.write(path, _page(content).encode(), sync=False)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
     return path
 
 

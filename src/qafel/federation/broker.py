@@ -5,8 +5,6 @@ Without keys everyone who reaches the port has all permissions, so it listens on
 is started here stops when the process that started it ends, however that ends.
 """
 
-import contextlib
-import ipaddress
 import json
 import os
 import re
@@ -23,12 +21,12 @@ from types import TracebackType
 
 from qafel import files
 from qafel.errors import BrokerError, ConfigError, MissingExtraError
+from qafel.federation.keys.credentials import check_folder, check_format
+from qafel.machine import is_loopback
 
 PORT = 4222
 MAX_PAYLOAD = 1 << 20
 START_SECONDS = 20.0
-FORMAT = 2
-"""The version of broker.json."""
 SIZE = re.compile(r"[0-9]+([KMGT]i?B?)?")
 LAUNCH = """
 import ctypes, os, signal, sys
@@ -69,7 +67,7 @@ def configuration(
     ``keys`` is the folder of qafel keys, or its folder ``broker``. ``max_store`` limits what JetStream stores
     on disk: bytes, or a text such as ``10G``.
     """
-    if keys is None and not _is_loopback(host):
+    if keys is None and not is_loopback(host):
         raise ConfigError(
             f"a broker without keys listens on loopback only, got {host}; make keys with qafel keys new"
         )
@@ -96,11 +94,7 @@ def configuration(
 def broker_folder(keys: Path) -> Path:
     """The folder with everything that a broker needs, from the folder of keys or itself."""
     folder = Path(keys).resolve()
-    if (folder / "users.json").exists():
-        raise ConfigError(
-            f"{keys} holds keys of an old format (users.json); make new ones in an empty folder with "
-            "qafel keys new"
-        )
+    check_folder(folder)
     folder = folder / "broker" if (folder / "broker").is_dir() else folder
     wanted = ("broker.json", "operator.jwt", "ca.pem", "broker.pem", "broker-key.pem")
     missing = [name for name in wanted if not (folder / name).is_file()]
@@ -111,16 +105,14 @@ def broker_folder(keys: Path) -> Path:
 
 def _locked(folder: Path) -> list[str]:
     """The lines that admit the keys of a folder, over TLS; the handshake comes before everything else."""
+    data = (folder / "broker.json").read_bytes()
+    check_format(data, folder / "broker.json")
     try:
-        about = json.loads((folder / "broker.json").read_bytes())
-        version, system, mutual = about["format"], str(about["system_account"]), bool(about["mutual"])
+        about = json.loads(data)
+        system, mutual = str(about["system_account"]), bool(about["mutual"])
         operator = (folder / "operator.jwt").read_text(encoding="ascii").strip()
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder} is damaged: {error}; qafel keys new repairs it") from error
-    if version != FORMAT:
-        raise ConfigError(
-            f"{folder} has format {version}; this version of qafel reads {FORMAT}; make new keys"
-        )
     return [
         *_tls(folder, "  handshake_first: true", verify=mutual),
         f"operator: {_quoted(operator)}",
@@ -161,12 +153,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
 class Broker:
     """A broker that runs for as long as the ``with`` block lasts."""
 
@@ -198,13 +184,11 @@ class Broker:
     def start(self) -> "Broker":
         """Start the broker and wait until it answers; started again, it has the same port and store."""
         config, log = self.folder / "broker.conf", self.folder / "broker.log"
-        try:
+        with files.writing(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.folder / "store").mkdir(mode=0o700, exist_ok=True)
             files.write(config, self._text.encode(), mode=0o600, sync=False)
             out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise ConfigError(f"cannot write to {self.folder}: {error.strerror or error}") from error
         command = [str(executable()), "-c", str(config)]
         try:
             self.process = _spawn(command, out)

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from qafel.errors import BrokerError, ConfigError, FencedError
+from qafel.errors import BrokerError, ConfigError, FencedError, one_line
 from qafel.federation.keys.credentials import Key, credentials
 from qafel.federation.nats import (
     CLOSED,
@@ -21,10 +21,10 @@ from qafel.federation.nats import (
     new_client,
     problems,
     refusal,
-    sentence,
     stored_message,
 )
 from qafel.federation.subjects import Subjects, inbox
+from qafel.federation.waiting import Backoff
 
 PATIENCE = 10.0
 """The default time to wait for a broker that does not answer, in seconds."""
@@ -82,7 +82,7 @@ class Connection:
             **credentials(url, key),
         }
         clock = asyncio.get_running_loop().time
-        until, wait = clock() + patience, 0.05
+        until, backoff = clock() + patience, Backoff(0.05, 1.0)
         while True:
             nc = new_client(url)
             try:
@@ -96,8 +96,7 @@ class Connection:
                 problem = refusal(url, error, key is not None, one.last_error)
                 if not problem.may_pass or clock() > until:
                     raise problem from error
-            await asyncio.sleep(wait * random.uniform(0.5, 1))
-            wait = min(2 * wait, 1.0)
+            await backoff.pause()
         nc.options["allow_reconnect"] = True
         one.nc = nc
         return one
@@ -106,7 +105,7 @@ class Connection:
         """The callbacks of nats-py: each new problem is reported once."""
 
         async def failed(error: Exception) -> None:
-            before, self.last_error = self.last_error, sentence(error)
+            before, self.last_error = self.last_error, one_line(error)
             if before != self.last_error and not self.closing:
                 notice("broker", detail=self.last_error)
 
@@ -178,7 +177,7 @@ class Connection:
         try:
             return await self.nc.request(subject, data, timeout=timeout, headers=headers)
         except problems() as error:
-            raise BrokerError(f"no answer on {subject}: {sentence(error)}") from error
+            raise BrokerError(f"no answer on {subject}: {one_line(error)}") from error
 
     async def send(self, subject: str, data: bytes, reply: str = "") -> None:
         """Send a message without waiting for an answer."""
@@ -195,7 +194,7 @@ class Connection:
             raise self._lost(error) from error
 
     def _lost(self, error: BaseException) -> BrokerError:
-        return BrokerError(f"no broker: {sentence(error)}", CLOSED if self.nc.is_closed else 0)
+        return BrokerError(f"no broker: {one_line(error)}", CLOSED if self.nc.is_closed else 0)
 
     async def publish(
         self,
@@ -245,7 +244,7 @@ class Connection:
                 return None
             raise
         except (KeyError, ValueError, TypeError) as error:
-            raise BrokerError(f"the broker's answer cannot be read: {sentence(error)}") from error
+            raise BrokerError(f"the broker's answer cannot be read: {one_line(error)}") from error
 
     async def stream(self, name: str) -> Any | None:
         """The ``config`` and ``state`` of a stream, or None if it does not exist."""
@@ -286,7 +285,7 @@ async def retry(
     notice: Callable[[BrokerError], None] = lambda error: None,  # noqa: ARG005
 ) -> T:
     """Retry an action, with back-off and jitter, while the broker is away; ``notice`` is called once."""
-    wait, noticed = 0.05, False
+    backoff, noticed = Backoff(0.05, 5.0), False
     while True:
         try:
             return await action()
@@ -295,11 +294,10 @@ async def retry(
         except BrokerError as error:
             if error.code == CLOSED:
                 raise
-            if not noticed and wait > 0.5:
+            if not noticed and backoff.seconds > 0.5:
                 notice(error)
                 noticed = True
-        await asyncio.sleep(wait * random.uniform(0.5, 1))
-        wait = min(2 * wait, 5.0)
+        await backoff.pause()
 
 
 async def _give_up(nc: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from qafel.errors import BrokerError, FencedError
+from qafel.errors import BrokerError, FencedError, one_line
 from qafel.extras import require
 from qafel.federation.keys.credentials import is_secure
 
@@ -29,11 +29,6 @@ class Message(NamedTuple):
     data: bytes
 
 
-def sentence(error: BaseException) -> str:
-    """The text of an error on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def problems() -> tuple[type[Exception], ...]:
     """What a client raises when the broker does not answer."""
     import nats.errors
@@ -43,7 +38,7 @@ def problems() -> tuple[type[Exception], ...]:
 
 def refusal(url: str, error: Exception, keyed: bool, last: str = "") -> BrokerError:
     """The error for a refused connection: why, what to do, and whether it may be accepted later."""
-    text = last if isinstance(error, TimeoutError) and last else sentence(error)
+    text = last if isinstance(error, TimeoutError) and last else one_line(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         why = (
             "was not signed by the CA in this key" if keyed else "was not signed by a CA that is trusted here"
@@ -75,7 +70,7 @@ def checked(message: Any) -> dict[str, Any]:
             return answer
         code, text = int(problem.get("err_code", 0)), str(problem.get("description", "an error"))
     except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, ValueError) as error:
-        raise BrokerError(f"the broker's answer cannot be read: {sentence(error)}") from error
+        raise BrokerError(f"the broker's answer cannot be read: {one_line(error)}") from error
     if code in WRONG_LAST:
         raise FencedError(f"another server has written since ({text})", code)
     raise BrokerError(f"the broker refused: {text}", code)
@@ -92,7 +87,7 @@ def stored_message(answer: Any) -> Message | None:
     try:
         return Message(int(headers["Nats-Sequence"]), headers["Nats-Subject"], answer.data)
     except (KeyError, ValueError) as error:
-        raise BrokerError(f"the broker's answer cannot be read: {sentence(error)}") from error
+        raise BrokerError(f"the broker's answer cannot be read: {one_line(error)}") from error
 
 
 def new_client(url: str) -> Any:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from qafel.federation.keys import read
 from qafel.federation.plan import Plan, change
 from qafel.federation.subjects import Subjects
 from qafel.federation.waiting import Loop, complete
+from qafel.tables import Columns
 
 SILENCE = 10.0
 """``watch`` gives up after this many seconds without a status message."""
@@ -120,12 +121,36 @@ def counts(reasons: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {why}" for why, count in reasons.items()) or "none"
 
 
-def clients(name: str, broker: str, keys: KeyFile = None) -> list[list[Any]]:
-    """The table of clients, a few seconds old; see ``Monitor.store``."""
+class ClientRow(NamedTuple):
+    """A client as the server has seen it; see ``Monitor.store``."""
+
+    client: int
+    seen: float
+    """Seconds ago."""
+    tasks: int
+    reason: str | None
+    """Why its last update was rejected, if it was."""
+    rejected: dict[str, int]
+    behind: int | None
+    """Versions behind the server's."""
+
+
+CLIENT_COLUMNS: Columns = {
+    "client": "{.client}",
+    "seen": "{.seen:,.0f} s ago",
+    "tasks": "{.tasks:,}",
+    "last task": lambda row: row.reason or "counted",
+    "rejections": lambda row: counts(row.rejected),
+    "versions behind": lambda row: "–" if row.behind is None else f"{row.behind:,}",
+}
+
+
+def clients(name: str, broker: str, keys: KeyFile = None) -> list[ClientRow]:
+    """The clients of a federation, a few seconds old."""
     rows: list[list[Any]] | None = _table(name, broker, keys, "clients")
     if rows is None:
         raise ConfigError(f"the broker has no federation {name!r}, or its server has not saved a checkpoint")
-    return rows
+    return [ClientRow(*row) for row in rows]
 
 
 def points(name: str, broker: str, keys: KeyFile = None) -> list[dict[str, Any]]:

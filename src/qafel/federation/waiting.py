@@ -1,7 +1,8 @@
-"""Waiting for work: to its end, also inside of a running loop; or until something else happens first."""
+"""Waiting: for work to end, also inside a running event loop; for an event; and between two attempts."""
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -9,6 +10,23 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 AGAIN = 0.5
 """A task that goes on after it was cancelled is cancelled again after this many seconds."""
+
+
+class Backoff:
+    """Pauses that double up to ``longest`` seconds, each with jitter."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first, self._longest = first, longest
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with the first pause again."""
+        self.seconds = self._first
+
+    async def pause(self) -> None:
+        """Sleep between one half and the whole of the next pause."""
+        seconds, self.seconds = self.seconds, min(2 * self.seconds, self._longest)
+        await asyncio.sleep(seconds * random.uniform(0.5, 1))
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
@@ -40,7 +58,7 @@ async def give_up(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do something; False if it was given up because the event was set."""
+    """Run ``work`` until it ends or ``event`` is set, which cancels it; return whether it ended."""
     task, stop = asyncio.create_task(work), asyncio.create_task(event.wait())
     try:
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

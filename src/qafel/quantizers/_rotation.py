@@ -3,7 +3,7 @@
 import struct
 
 from qafel.coding.gaps import BLOCK
-from qafel.coding.lazy import Lazy
+from qafel.lazy import Lazy
 from qafel.streams import derive
 
 HEAD = struct.Struct("<Ih")

@@ -7,8 +7,8 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.bitplanes import GROUP
-from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_ranges
+from qafel.lazy import Lazy
 from qafel.vectors import Vector
 
 NORMAL = 40

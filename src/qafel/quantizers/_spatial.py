@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qafel import vectors
-from qafel.coding.lazy import Lazy
 from qafel.coding.threads import CHUNK, over_parts
+from qafel.lazy import Lazy
 from qafel.vectors import Layout, Tensor, Vector
 
 KERNEL = (3, 3)

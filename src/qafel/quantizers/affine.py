@@ -17,9 +17,9 @@ import numpy as np
 
 from qafel.coding.bitplanes import GROUP, packed_bytes
 from qafel.coding.integers import Bytes
-from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_ranges
 from qafel.errors import FrameError
+from qafel.lazy import Lazy
 from qafel.quantizers._base import Bits, check_finite, finite_payload, register_quantizer
 from qafel.quantizers._scaled import LARGEST
 from qafel.vectors import Layout, Vector

@@ -20,8 +20,8 @@ import numpy as np
 from qafel import vectors
 from qafel.coding.bitplanes import GROUP
 from qafel.coding.integers import STREAM, Integers
-from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_parts, over_ranges
+from qafel.lazy import Lazy
 from qafel.quantizers._base import register_quantizer
 from qafel.quantizers._coded import FINEST, Stepped, entropy
 from qafel.quantizers._scaled import Normalised

@@ -23,9 +23,9 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.integers import Integers
-from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_ranges
 from qafel.errors import FrameError
+from qafel.lazy import Lazy
 from qafel.quantizers._base import register_quantizer
 from qafel.quantizers._coded import FINEST, HIGHEST, OCTAVE, SAMPLE, Stepped, entropy
 from qafel.quantizers._scaled import Normalised

@@ -16,8 +16,8 @@ import numpy as np
 from qafel import vectors
 from qafel.coding.bitplanes import packed_bytes
 from qafel.coding.gaps import BLOCK
-from qafel.coding.lazy import Lazy
 from qafel.errors import FrameError
+from qafel.lazy import Lazy
 from qafel.quantizers._base import Bits, register_quantizer
 from qafel.quantizers._rotation import HEAD, blocks, draw_seed, rotation_kernels
 from qafel.quantizers._scaled import MAX_EXPONENT, normalise, rescale

@@ -6,8 +6,8 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.integers import encode_integers
-from qafel.coding.lazy import Lazy
 from qafel.errors import FrameError
+from qafel.lazy import Lazy
 from qafel.quantizers import _scaled
 from qafel.quantizers._base import NoArguments, register_quantizer
 from qafel.quantizers._coded import Coded

@@ -19,9 +19,9 @@ import numpy as np
 
 from qafel import vectors
 from qafel.coding.bitplanes import GROUP, packed_bytes
-from qafel.coding.lazy import Lazy
 from qafel.coding.threads import CHUNK, over_ranges, scratch
 from qafel.errors import FrameError, VectorError
+from qafel.lazy import Lazy
 from qafel.quantizers._base import Additive, register_quantizer
 from qafel.quantizers._spec import Arguments
 from qafel.streams import keys

@@ -6,9 +6,9 @@ from typing import ClassVar
 import numpy as np
 
 from qafel import vectors
-from qafel.coding.lazy import Lazy
 from qafel.coding.rice import Indices
 from qafel.errors import VectorError
+from qafel.lazy import Lazy
 from qafel.quantizers._base import check_finite, register_quantizer
 from qafel.quantizers._sparse import Sparse
 from qafel.streams import MASK, keys

@@ -22,9 +22,9 @@ import numpy as np
 from qafel import vectors
 from qafel.coding.gaps import BLOCK, ROUNDING, tables
 from qafel.coding.integers import read_streams, write_streams
-from qafel.coding.lazy import Lazy
 from qafel.coding.threads import over_parts, scratch
 from qafel.errors import FrameError
+from qafel.lazy import Lazy
 from qafel.quantizers._base import Additive, register_quantizer
 from qafel.quantizers._rotation import HEAD, blocks, draw_seed
 from qafel.quantizers._scaled import rescale

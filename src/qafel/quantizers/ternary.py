@@ -6,7 +6,7 @@ import numpy as np
 
 from qafel.coding.bitplanes import packed_bytes
 from qafel.coding.integers import encode_integers
-from qafel.coding.lazy import Lazy
+from qafel.lazy import Lazy
 from qafel.quantizers._base import NoArguments, register_quantizer
 from qafel.quantizers._coded import Coded
 from qafel.quantizers.qsgd import QSGD

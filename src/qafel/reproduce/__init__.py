@@ -41,7 +41,7 @@ def reproduce(
     jobs: int | None = None,
     out: Path | None = None,
     changes: Mapping[str, Any] | None = None,
-    tell: Callable[[str, float], None] = lambda _what, _share: None,
+    progress: Callable[[str, float], None] = lambda _what, _share: None,
 ) -> Study:
     """One study by name; ``changes`` are settings on top of its protocol."""
     if name not in STUDIES:
@@ -53,4 +53,4 @@ def reproduce(
         raise ConfigError(f"{name} has a protocol of its own; settings cannot change it")
     if name == "theory" and data is not None:
         raise ConfigError("theory makes its own data; leave the data out")
-    return STUDIES[name](Options(name, data, seeds, quick, jobs, out, dict(changes or {}), tell))
+    return STUDIES[name](Options(name, data, seeds, quick, jobs, out, dict(changes or {}), progress))

@@ -1,118 +1,61 @@
 """Beyond the paper: FedBuff, this package's defaults and the paper's four bits on five real tasks.
 
-The defaults were chosen on the first two tasks, with seeds from 0 to 9. Here those tasks
-have other seeds, and the other tasks had no part in the choice. Runs have no target: their mean curves are
-compared over paired seeds (``qafel.runs.curves``).
+The defaults were chosen on the first two tasks, with seeds from 0 to 9. Here those tasks have other seeds,
+and the other tasks had no part in the choice. Runs have no target: their mean curves are compared over paired
+seeds (``qafel.runs.curves``), at the level of ``qafel compare`` and at others. The defaults look ahead, which
+full precision can do as well: FedBuff with the same look-ahead is a second reference.
 """
 
 import math
-from pathlib import Path
+from functools import partial
 from statistics import fmean
-from typing import Any
 
 import msgspec
 
 from qafel.config import CLIENT_QUANTIZER, LOOKAHEAD, SERVER_QUANTIZER
-from qafel.errors import ConfigError
 from qafel.reproduce import figures
+from qafel.reproduce.frontier_tasks import DEFAULT, FEDBUFF, LOOKING, file_of, tasks_of
 from qafel.reproduce.study import Options, Study, commits, finish, plus_minus
 from qafel.runs.comparison import Comparison, spell
 from qafel.runs.comparison import Row as Compared
+from qafel.runs.curves import SHARE, against
 from qafel.runs.intervals import Interval
 from qafel.sim import make_settings
 from qafel.tables import Columns, Table
 
-FEDBUFF = {"FedBuff": {"algorithm": "fedbuff"}}
-DEFAULT: dict[str, dict[str, Any]] = {"default": {}}
-AHEAD = {"FedBuff, look-ahead": {"algorithm": "fedbuff", "lookahead": LOOKAHEAD}}
-AFFINE = {"affine:4": {"client_quantizer": "affine:4", "server_quantizer": "affine:4", "lookahead": 0.0}}
 QUICK = {"uploads": 300, "evaluate_every": 50}
 QUICK_SEEDS = 2
-
-
-class Task(msgspec.Struct, frozen=True):
-    """What is learned, with which seeds and how."""
-
-    file: str
-    """A file in the folder of the data; one without a suffix is built in."""
-    seeds: range
-    runs: dict[str, dict[str, Any]]
-    settings: dict[str, Any]
-
-
-SMILES: dict[str, Any] = {"model": "cnn", "held_out": 0.1, "evaluate_every": 100, "smoothing": 7}
-TASKS = {
-    "SMILEs": Task(
-        "smiles32.npz",
-        range(10, 30),
-        {**FEDBUFF, **DEFAULT, **AFFINE, **AHEAD},
-        {**SMILES, "uploads": 6000},
-    ),
-    "SMILEs, label skew": Task(
-        "smiles32.npz",
-        range(10, 30),
-        {**FEDBUFF, **DEFAULT, **AFFINE},
-        {**SMILES, "uploads": 8000, "partition": "skewed:0.5"},
-    ),
-    "CIFAR-10": Task(
-        "cifar10.npz",
-        range(20),
-        {**FEDBUFF, **DEFAULT},
-        {
-            "model": "cnn",
-            "partition": "dirichlet:0.5",
-            "clients": 200,
-            "uploads": 6000,
-            "evaluate_every": 200,
-            "smoothing": 5,
-        },
-    ),
-    "Shakespeare": Task(
-        "shakespeare.txt",
-        range(20),
-        {**FEDBUFF, **DEFAULT},
-        {
-            "model": "lstm",
-            "steps": 10,
-            "batch_size": 16,
-            "rate": 20.0,
-            "uploads": 2000,
-            "evaluate_every": 100,
-            "held_out_samples": 500,
-        },
-    ),
-    "digits": Task(
-        "digits",
-        range(40),
-        {**FEDBUFF, **DEFAULT},
-        {
-            "model": "mlp",
-            "partition": "dirichlet:1",
-            "clients": 60,
-            "epochs": 2,
-            "uploads": 6000,
-            "evaluate_every": 100,
-            "smoothing": 7,
-        },
-    ),
+LEVELS = {
+    "to 90 % of the gain": ("accuracy", 0.9),
+    "95 %": ("accuracy", SHARE),
+    "98 %": ("accuracy", 0.98),
+    "95 % of the gain in loss": ("loss", SHARE),
 }
+"""(Metric, share of FedBuff's gain) at which the defaults are compared with FedBuff."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One configuration on one task, with FedBuff's row."""
+    """One configuration on one task, with the row of its reference."""
 
     task: str
     mine: Compared
     base: Compared
 
     def against(self, ratio: str) -> Interval:
-        """One of the ratios to FedBuff; NaN where the two cannot be compared."""
+        """One of the ratios to the reference; NaN where the two cannot be compared."""
         compared = self.mine.against
         return (math.nan,) * 3 if compared is None else getattr(compared, ratio)
 
     def fewer(self, cost: str) -> float:
-        """FedBuff's bytes over these, of whole runs."""
+        """The reference's bytes over these, of whole runs."""
         return float(getattr(self.base, cost)[0] / getattr(self.mine, cost)[0])
+
+    @property
+    def seeds(self) -> str:
+        """How many seeds are compared, and how many runs diverged."""
+        diverged = self.mine.diverged + self.base.diverged
+        compared = len(self.mine.against.seeds) if self.mine.against else 0
+        return f"{compared} ({diverged} diverged)" if diverged else f"{compared}"
 
 
 def _metric(row: Row) -> str:
@@ -122,57 +65,112 @@ def _metric(row: Row) -> str:
     return f"{mine} ({base})"
 
 
+TO_LEVEL: Columns = {
+    f"to {100 * SHARE:.0f} % of its gain: uploads ÷ its": lambda row: spell(row.against("ratio")),
+    f"to {100 * SHARE:.0f} %: × fewer MB up": lambda row: spell(row.against("fewer_up")),
+    f"to {100 * SHARE:.0f} %: × fewer MB down": lambda row: spell(row.against("fewer_down")),
+}
 COLUMNS: Columns = {
     "task": "{.task}",
     "run": "{.mine.name}",
-    "seeds": "{.mine.runs}",
+    "seeds": "{.seeds}",
     "accuracy, % (FedBuff's)": _metric,
-    "whole run: × fewer up": lambda row: f"{row.fewer('bytes_up'):.1f}",
-    "× fewer down": lambda row: f"{row.fewer('bytes_down'):.1f}",
-    "to 95 % of FedBuff's gain: uploads ÷ FedBuff's": lambda row: spell(row.against("ratio")),
-    "times fewer up": lambda row: spell(row.against("fewer_up")),
-    "times fewer down": lambda row: spell(row.against("fewer_down")),
+    "whole run: × fewer MB up": lambda row: f"{row.fewer('bytes_up'):.1f}",
+    "whole run: × fewer MB down": lambda row: f"{row.fewer('bytes_down'):.1f}",
+    **TO_LEVEL,
 }
+PRICE: Columns = {"task": "{.task}", "seeds": "{.seeds}", **TO_LEVEL}
+
+
+class Levels(msgspec.Struct, frozen=True):
+    """The defaults' uploads over FedBuff's on one task, at several levels."""
+
+    task: str
+    ratios: dict[str, Interval]
+    first: str
+    """How many seeds reach the usual level before FedBuff's run with the same seed."""
+
+    @classmethod
+    def of(cls, task: str, compared: Comparison) -> "Levels":
+        """Compare the two on one task."""
+        mine, base = (compared.results[run] for run in (*DEFAULT, *FEDBUFF))
+        ratios, usual = {}, None
+        for level, (metric, share) in LEVELS.items():
+            one = against(mine, base, compared.reference, metric, share)
+            ratios[level] = (math.nan,) * 3 if one is None else one.ratio
+            usual = one if (metric, share) == (compared.metric, compared.share) else usual
+        pairs = list(zip(usual.by_seed, usual.reference_by_seed, strict=True)) if usual else []
+        sooner = sum((a or math.inf) < (b or math.inf) for a, b in pairs)
+        return cls(task, ratios, f"{sooner} of {len(pairs)}")
 
 
 def frontier(options: Options) -> Study:
     """FedBuff, the defaults and the paper's four bits on the tasks whose data is there."""
-    chosen = _tasks(options)
-    folder = options.folder(options.data or "digits")
+    data = options.data or "digits"
+    chosen, folder = tasks_of(data), options.folder(data)
     groups = {}
     for name, task in chosen.items():
         seeds = task.seeds[:QUICK_SEEDS] if options.quick else task.seeds
         shared = {**task.settings, **(QUICK if options.quick else {}), **options.changes}
-        shared["data"] = _path(task, options.data)
+        shared["data"] = file_of(task, data)
         for run, settings in task.runs.items():
             groups[_label(name, run)] = [
                 make_settings({**shared, **settings, "seed": seed}, "the changes") for seed in seeds
             ]
     outcomes = options.run(groups, folder)
-    comparisons, rows, drawn = {}, [], []
-    for name, task in chosen.items():
-        compared = comparisons[name] = Comparison({run: outcomes[_label(name, run)] for run in task.runs})
-        base, *others = compared.rows
-        rows += [Row(name, mine, base) for mine in others]
-        drawn += figures.save(compared.figure(), folder / f"frontier-{_slug(name)}")
-    title = f"The defaults ({CLIENT_QUANTIZER}, {SERVER_QUANTIZER}, lookahead {LOOKAHEAD}) beside FedBuff"
-    table = Table.of(title, COLUMNS, rows)
-    mean = _mean(rows)
-    table.rows.append(["mean", "default", "", "", *(f"{value:.2f}" for value in mean.values())])
+    compared = {
+        name: Comparison({run: outcomes[_label(name, run)] for run in task.runs})
+        for name, task in chosen.items()
+    }
+    rows = [Row(name, mine, one.rows[0]) for name, one in compared.items() for mine in one.rows[1:]]
+    price = [_price(name, one) for name, one in compared.items() if LOOKING in one.groups]
+    levels = [Levels.of(name, one) for name, one in compared.items()]
     return finish(
         "frontier",
         folder,
-        data=options.data or "digits",
-        tables=[table],
+        data=data,
+        tables=_tables(rows, price, levels),
         claims=[],
         numbers={
-            "mean of the tasks": mean,
-            "tasks": {name: compared.rows for name, compared in comparisons.items()},
+            "mean of the tasks": _mean(rows),
+            "tasks": {name: one.rows for name, one in compared.items()},
+            f"beside {LOOKING}": {row.task: row.mine for row in price},
+            "other levels": levels,
             "commits of the runs": commits(outcomes),
         },
-        notes=[note for compared in comparisons.values() for note in compared.notes],
-        figures=drawn,
+        notes=[note for one in compared.values() for note in one.notes],
+        figures=[
+            path
+            for name, one in compared.items()
+            for path in figures.save(one.figure(), folder / f"frontier-{_slug(name)}")
+        ],
     )
+
+
+def _price(task: str, compared: Comparison) -> Row:
+    """The defaults beside FedBuff that looks ahead as far."""
+    both = Comparison({run: compared.groups[run] for run in (*DEFAULT, LOOKING)}, LOOKING)
+    return Row(task, *both.rows)
+
+
+def _tables(rows: list[Row], price: list[Row], levels: list[Levels]) -> list[Table]:
+    title = f"The defaults ({CLIENT_QUANTIZER}, {SERVER_QUANTIZER}, lookahead {LOOKAHEAD}) beside FedBuff"
+    beside = Table.of(title, COLUMNS, rows)
+    if len(levels) > 1:
+        beside.rows.append(["mean", "default", "", "", *(f"{value:.2f}" for value in _mean(rows).values())])
+    at: Columns = {
+        "task": "{.task}",
+        **{level: partial(_ratio, level) for level in LEVELS},
+        "seeds that are first": "{.first}",
+    }
+    tables = [beside, Table.of("Uploads of the defaults ÷ FedBuff's, at other levels", at, levels)]
+    if price:
+        tables.insert(1, Table.of(f"The defaults beside {LOOKING}: what the quantizers cost", PRICE, price))
+    return tables
+
+
+def _ratio(level: str, row: Levels) -> str:
+    return spell(row.ratios[level])
 
 
 def _mean(rows: list[Row]) -> dict[str, float]:
@@ -185,28 +183,6 @@ def _mean(rows: list[Row]) -> dict[str, float]:
         "fewer up": fmean(row.against("fewer_up")[0] for row in mine),
         "fewer down": fmean(row.against("fewer_down")[0] for row in mine),
     }
-
-
-def _tasks(options: Options) -> dict[str, Task]:
-    """The tasks with this data: all of them for a folder, otherwise those of one file or name."""
-    data = Path(options.data or "digits")
-    if not data.is_dir():
-        chosen = {name: task for name, task in TASKS.items() if task.file == data.name}
-        if not chosen:
-            files = dict.fromkeys(task.file for task in TASKS.values())
-            raise ConfigError(f"the frontier runs on {', '.join(files)}, or a folder with them, got {data}")
-        return chosen
-    missing = [t.file for t in TASKS.values() if Path(t.file).suffix and not (data / t.file).is_file()]
-    if missing:
-        raise ConfigError(f"{data} has no {missing[0]}; docs/reproduction.md says where the data comes from")
-    return TASKS
-
-
-def _path(task: Task, data: str | None) -> str:
-    if not Path(task.file).suffix:
-        return task.file
-    place = Path(data or ".")
-    return str(place / task.file if place.is_dir() else place)
 
 
 def _label(task: str, run: str) -> str:

@@ -56,9 +56,9 @@ class Logistic(InMemory):
         self.fingerprint = wire.fingerprint(self.x64.tobytes())
         self.rows = np.array_split(np.arange(len(table.y)), clients)
         self.rates = np.array([RATE, 1 - RATE * self.ridge, (1 - RATE * self.ridge) ** STEPS - 1], np.float32)
-        self.people = self._padded(max(map(len, self.rows)))
-        self.parts = [tuple(part[client] for part in self.people) for client in range(clients)]
-        self.scratch = np.zeros((5, max(self.people[0].shape[2], self.people[2].shape[1])), np.float32)
+        self.padded = self._padded(max(map(len, self.rows)))
+        self.parts = [tuple(part[client] for part in self.padded) for client in range(clients)]
+        self.scratch = np.zeros((5, max(self.padded[0].shape[2], self.padded[2].shape[1])), np.float32)
         self._descend: Any = kernels.descend
 
     def _padded(self, max_samples: int) -> tuple[Vector, Vector, Vector, Vector]:

@@ -79,7 +79,7 @@ def run(
     chosen: Mapping[str, Any],
     steps: int,
     seed: int,
-    tell: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Gaps:
     """Simulate one run and return (server steps, f − f*) on a grid of steps."""
     gaps = [(0, learner.objective(learner.x.astype(np.float64)) - optimum)]
@@ -89,7 +89,7 @@ def run(
         if simulation.server.version == marks[0]:
             step = marks.pop(0)
             gaps.append((step, learner.objective(simulation.x.astype(np.float64)) - optimum))
-            tell(simulation.tracker.totals.uploads)
+            progress(simulation.tracker.totals.uploads)
 
     wanted = settings(chosen, steps * BUFFER, seed)
     run_to_the_end(Simulation(wanted, learner, workers=1, progress=record, durations=delays(seed)))

@@ -124,7 +124,7 @@ def rates(steps: int) -> tuple[float, float]:
 
 
 def measure(
-    chosen: Mapping[str, str], steps: int, seed: int, tell: Callable[[int], None] = lambda _: None
+    chosen: Mapping[str, str], steps: int, seed: int, progress: Callable[[int], None] = lambda _: None
 ) -> Measured:
     """One run of the real server and clients."""
     local, server = rates(steps)
@@ -138,7 +138,7 @@ def measure(
             gradients.append(problem.gradient(run.x))
             errors.append(run.tracker.totals.residual**2)
             if len(gradients) % 100 == 0:
-                tell(run.tracker.totals.uploads)
+                progress(run.tracker.totals.uploads)
 
     run = Simulation(make_settings({**chosen, **fixed, **length}), problem, workers=1, progress=record)
     run_to_the_end(run)

@@ -16,8 +16,8 @@ from qafel.records import made_by, provenance
 from qafel.runs.comparison import Outcome
 from qafel.runs.result import Result
 from qafel.sim import PACKAGES, Settings
-from qafel.sim.batch import claim, run_all
-from qafel.sim.processes import State, Tell, in_parallel
+from qafel.sim.batch import reserve, run_all
+from qafel.sim.processes import Progress, TaskProgress, in_parallel
 from qafel.tables import Table
 
 Value = TypeVar("Value")
@@ -44,7 +44,7 @@ class Options:
     jobs: int | None = None
     out: Path | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
-    tell: Tell = lambda *_: None
+    progress: Progress = lambda *_: None
 
     def folder(self, data: str) -> Path:
         """The folder for results: ``out``, by default runs/reproduce-DATA.
@@ -54,13 +54,13 @@ class Options:
         quick = "-quick" if self.quick else ""
         folder = self.out or Path("runs") / f"reproduce-{Path(data).name.partition('.')[0]}{quick}"
         request = {"study": self.name, "data": data, "quick": self.quick, "changes": dict(self.changes)}
-        return claim(folder, request, f"{self.name}.request.json")
+        return reserve(folder, request, f"{self.name}.request.json")
 
     def run(self, groups: Mapping[str, Sequence[Settings]], folder: Path) -> dict[str, list[Outcome]]:
         """Simulate each group, a run for each seed; runs that ended in ``folder`` are read from there."""
         runs = {name: {f"{name}-seed{one.seed}": one for one in some} for name, some in groups.items()}
         wanted = {run: one for some in runs.values() for run, one in some.items()}
-        outcomes = run_all(wanted, folder / "runs", jobs=self.jobs, tell=self.tell)
+        outcomes = run_all(wanted, folder / "runs", jobs=self.jobs, progress=self.progress)
         return {name: [outcomes[run] for run in some] for name, some in runs.items()}
 
     def compute(
@@ -77,11 +77,11 @@ class Options:
         }
         done = {name: float(name not in missing) for mine in names.values() for name in mine}
 
-        def tell(state: State) -> None:
-            done[state.name] = state.share
-            self.tell(f"{state.name}: {state.text}", sum(done.values()) / len(done))
+        def ended_so_far(task: TaskProgress) -> None:
+            done[task.name] = task.share
+            self.progress(f"{task.name}: {task.text}", sum(done.values()) / len(done))
 
-        in_parallel(missing, self.jobs, tell)
+        in_parallel(missing, self.jobs, ended_so_far)
         decode = msgspec.json.Decoder(kind).decode
         return {
             cell: [decode((folder / f"{name}.json").read_bytes()) for name in mine]
@@ -89,12 +89,14 @@ class Options:
         }
 
 
-def _compute(name: str, task: Computation[Any], seed: int, file: Path, tell: Callable[[State], None]) -> None:
-    def progress(uploads: int) -> None:
-        tell(State(name, min(0.999, uploads / task.uploads), f"{uploads:,} uploads"))
+def _compute(
+    name: str, task: Computation[Any], seed: int, file: Path, progress: Callable[[TaskProgress], None]
+) -> None:
+    def after_event(uploads: int) -> None:
+        progress(TaskProgress(name, min(0.999, uploads / task.uploads), f"{uploads:,} uploads"))
 
-    write_json(file, task.call(seed, progress))
-    tell(State(name, 1.0, "ended"))
+    write_json(file, task.call(seed, after_event))
+    progress(TaskProgress(name, 1.0, "ended"))
 
 
 class Claim(msgspec.Struct, frozen=True):

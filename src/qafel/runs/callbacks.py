@@ -6,12 +6,13 @@ evaluation of a run is at 0 uploads: there, these callbacks begin anew, and can 
 """
 
 import csv
-import importlib.util
 import math
 from pathlib import Path
 from typing import Any
 
-from qafel.errors import ConfigError, MissingExtraError
+from qafel.errors import ConfigError
+from qafel.extras import require
+from qafel.files import writing
 from qafel.runs.summary import Point
 
 
@@ -61,22 +62,19 @@ class Csv:
     def __call__(self, point: Point) -> None:
         """Write a line; the first one after the names of the columns."""
         columns = values(point)
-        try:
+        with writing(self._path, "choose another file"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a" if point.uploads else "w", encoding="utf-8", newline="") as file:
                 if not point.uploads:
                     csv.writer(file).writerow(columns)
                 csv.writer(file).writerow(columns.values())
-        except OSError as error:
-            raise ConfigError(f"cannot write {self._path}: {error.strerror or error}") from error
 
 
 class TensorBoard:
     """Writes every evaluation to a folder that TensorBoard shows."""
 
     def __init__(self, folder: str | Path) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise MissingExtraError("TensorBoard", "tensorboard")
+        require("TensorBoard", "tensorboard", "torch")
         self._folder = folder
         self._writer: Any = None
 

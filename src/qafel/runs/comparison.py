@@ -68,7 +68,7 @@ class Comparison(Tabular):
     ) -> None:
         if not groups:
             raise ConfigError("there is no run to compare")
-        check_level(share)
+        check_share(share)
         self.groups = {name: list(runs) for name, runs in groups.items()}
         self.results = {
             name: [run for run in runs if isinstance(run, Result)] for name, runs in self.groups.items()
@@ -219,29 +219,29 @@ class Comparison(Tabular):
         return "\n".join(table.html() for table in self.tables())
 
 
-def check_level(share: float) -> None:
-    """Raise ConfigError for a level that is no share of the gain."""
+def check_share(share: float) -> None:
+    """Raise ConfigError for a share of the gain that is not between 0 and 1."""
     if not 0 < share < 1:
-        raise ConfigError(f"the level must be a share of the gain between 0 and 1, got {share}")
+        raise ConfigError(f"the share of the gain must be between 0 and 1, got {share}")
 
 
 def compare(
     runs: Iterable[Run] | Mapping[str, Run | Sequence[Run]],
     *,
     reference: str | None = None,
-    level: float = SHARE,
+    share: float = SHARE,
 ) -> Comparison:
     """Compare results, or run folders: those that differ only in their seed are one row.
 
     A mapping names the rows itself. ``reference`` is the row that the others are compared with, by default
-    FedBuff's, otherwise the first. ``level`` is the share of its gain at which they are compared.
+    FedBuff's, otherwise the first. ``share`` is the part of its gain up to which they are compared.
     """
     if isinstance(runs, Mapping):
         named = {name: [_loaded(run) for run in _listed(some)] for name, some in runs.items()}
         for some in named.values():
             check_seeds(some)
-        return Comparison(named, reference, level)
-    return Comparison(group([_loaded(run) for run in _listed(runs)]), reference, level)
+        return Comparison(named, reference, share)
+    return Comparison(group([_loaded(run) for run in _listed(runs)]), reference, share)
 
 
 def _listed(runs: Any) -> list[Any]:

@@ -46,15 +46,11 @@ class RunFolder:
                 f"{path} exists and is not an empty folder; choose another folder, or resume it"
             )
         folder = cls(path)
-        try:
+        with files.writing(path):
             path.mkdir(parents=True, exist_ok=True)
             folder.lock()
             files.write(path / "config.toml", config.encode())
             files.write(path / METRICS, b"")
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write to {path} ({error.strerror or error}); choose another folder"
-            ) from error
         return folder
 
     @classmethod

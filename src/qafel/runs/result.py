@@ -1,4 +1,4 @@
-"""The result of a run: its evaluations, its summary, its model; and results side by side."""
+"""The result of a run: its evaluations, its summary, its model."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -7,9 +7,9 @@ Every driver holds one and feeds it events:
     downloaded(bytes, request) a client asked for frames and fetched them, where they are not broadcast
     evaluated(metrics)        the model was measured on held-out samples
 
-The first stop condition that is met sets ``reason``: the target, the number of uploads, the byte budget, or
-the time limit, or a callback. Metrics have names; ``loss`` must not explode, and the target is about one
-smoothed metric.
+``reason`` says which condition ended the run: the number of uploads, the byte budget, the time limit, a
+callback, or the target, which replaces any other reason. Metrics have names; a ``loss`` that grows a
+hundredfold is an error, and the target is about one smoothed metric.
 """
 
 import math

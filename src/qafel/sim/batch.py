@@ -6,7 +6,7 @@ error message is stored beside the other runs.
 
 import contextlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from qafel import files, sim
-from qafel.coding.threads import cores
 from qafel.errors import ConfigError, DivergenceError, QafelError, Stopped
+from qafel.machine import cores
 from qafel.runs.comparison import Diverged, Outcome
 from qafel.runs.folder import new_folder
 from qafel.runs.result import Result, load
-from qafel.sim.processes import State, Tell, in_parallel
+from qafel.sim.processes import Progress, TaskProgress, in_parallel
 from qafel.sim.settings import Settings
 from qafel.sim.simulation import Simulation
 from qafel.tasks.settings import FUNCTIONS
@@ -31,7 +31,11 @@ STEP = 50
 
 
 def run_all(
-    wanted: Mapping[str, Settings], out: Path, *, jobs: int | None = None, tell: Tell = lambda *_: None
+    wanted: Mapping[str, Settings],
+    out: Path,
+    *,
+    jobs: int | None = None,
+    progress: Progress = lambda *_: None,
 ) -> dict[str, Outcome]:
     """Run each of the settings in the folder ``out``/NAME, ``jobs`` at a time (default: one per core)."""
     jobs = cores() if jobs is None else jobs
@@ -39,10 +43,8 @@ def run_all(
         raise ConfigError(f"jobs must be at least 1, got {jobs}")
     for chosen in wanted.values():
         sim.need_extras(chosen)
-    try:
+    with files.writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write to {out} ({error.strerror}); choose another folder") from error
     for name, chosen in wanted.items():
         _check_config(chosen, out / name)
     ended = {name: _finished(out / name, chosen) for name, chosen in wanted.items()}
@@ -52,14 +54,14 @@ def run_all(
     tasks = {name: partial(_one, wanted[name], out / name, workers) for name in todo}
     share = {name: 0.0 if outcome is None else 1.0 for name, outcome in ended.items()}
 
-    def progress(state: State) -> None:
-        share[state.name] = state.share
-        tell(f"{state.name}: {state.text}", sum(share.values()) / len(share))
+    def ended_so_far(task: TaskProgress) -> None:
+        share[task.name] = task.share
+        progress(f"{task.name}: {task.text}", sum(share.values()) / len(share))
 
     if jobs > 1 and len(todo) > 1:
         _preload()
     try:
-        in_parallel(tasks, jobs, progress)
+        in_parallel(tasks, jobs, ended_so_far)
     except (Stopped, KeyboardInterrupt) as stopped:
         raise Stopped(f"stopped; repeat the command or call to continue in {out}") from stopped
     outcomes: dict[str, Outcome] = {}
@@ -125,11 +127,11 @@ def _check_config(chosen: Settings, folder: Path) -> None:
         raise ConfigError(f"{folder} holds a run with other settings; choose another folder")
 
 
-def _one(chosen: Settings, folder: Path, workers: int, tell: Any) -> None:
+def _one(chosen: Settings, folder: Path, workers: int, progress: Callable[[TaskProgress], None]) -> None:
     """Run, or resume, one of the runs."""
     last = -STEP
 
-    def progress(run: Simulation) -> None:
+    def after_event(run: Simulation) -> None:
         nonlocal last
         totals = run.tracker.totals
         if totals.uploads - last < STEP and not run.tracker.reason:
@@ -137,27 +139,27 @@ def _one(chosen: Settings, folder: Path, workers: int, tell: Any) -> None:
         last = totals.uploads
         sent = f"  ↑{totals.bytes_up / 1e6:,.1f} ↓{totals.bytes_down / 1e6:,.1f} MB"
         text = f"{last:,} uploads  {run.tracker.headline}{sent}"
-        tell(State(folder.name, min(0.999, last / chosen.uploads), text))
+        progress(TaskProgress(folder.name, min(0.999, last / chosen.uploads), text))
 
     try:
         if (folder / "config.toml").exists():
             objects = {name: getattr(chosen, name) for name in FUNCTIONS}
             again = {n: value for n, value in objects.items() if PYTHON in str(chosen.values()[n])}
-            sim.resume(folder, workers=workers, progress=progress, **again)
+            sim.resume(folder, workers=workers, progress=after_event, **again)
         else:
-            sim.run(chosen, folder, workers=workers, progress=progress)
+            sim.run(chosen, folder, workers=workers, progress=after_event)
     except DivergenceError as error:
         files.write_json(
             folder.with_name(folder.name + ".diverged"),
             Diverged(str(error), chosen.to_toml(), chosen.functions),
         )
-    tell(State(folder.name, 1.0, "ended"))
+    progress(TaskProgress(folder.name, 1.0, "ended"))
 
 
-def claim(folder: Path, request: Mapping[str, Any], name: str = REQUEST) -> Path:
-    """Make the folder of some work; ConfigError if it holds the results of other work.
+def reserve(folder: Path, request: Mapping[str, Any], name: str = REQUEST) -> Path:
+    """Create an output folder and keep the request in it, in a file of this name.
 
-    ``request`` says what is asked for; it is kept in a file of this name.
+    ConfigError if the folder holds the results of another request.
     """
     file, data = folder / name, files.to_json(request)
     if folder.exists() and not folder.is_dir():
@@ -168,13 +170,9 @@ def claim(folder: Path, request: Mapping[str, Any], name: str = REQUEST) -> Path
         raise ConfigError(
             f"{folder} holds results of something else, which {file} describes; choose another folder"
         )
-    try:
+    with files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         files.write(file, data, sync=False)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to {folder} ({error.strerror or error}); choose another folder"
-        ) from error
     return folder
 
 

@@ -49,7 +49,7 @@ def run_timeline(settings: Settings, clients: int) -> DryRun:
         events=events,
         uploads=reports,
         time=timeline.now,
-        steps=int(timeline._counters[kernels.VERSION]),
+        steps=timeline.version,
         concurrency=timeline.concurrency,
         staleness=histogram.tolist(),
         lost=lost,

@@ -4,6 +4,7 @@ A place in the file whose frame was removed is used again only after the next ``
 checkpoint may still refer to it.
 """
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -61,7 +62,7 @@ class Frames:
         try:
             written = os.pwrite(self._open(), frame, place)
             if written != len(frame):
-                raise OSError(28, "no space left on the disk")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise QafelError(
                 f"cannot write frames in flight to the disk: {error.strerror}; make room and resume"

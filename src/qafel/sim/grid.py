@@ -15,14 +15,14 @@ from qafel.files import write_json
 from qafel.quantizers import registered_quantizers
 from qafel.records import provenance
 from qafel.runs import notebook
-from qafel.runs.comparison import Comparison, Outcome, check_level
+from qafel.runs.comparison import Comparison, Outcome, check_share
 from qafel.runs.curves import SHARE
 from qafel.runs.groups import group
+from qafel.runs.maps import draw_map
 from qafel.runs.result import Result, load
-from qafel.runs.surface import surface
 from qafel.sim import PACKAGES
-from qafel.sim.batch import claim, run_all, work_folder
-from qafel.sim.processes import Tell
+from qafel.sim.batch import reserve, run_all, work_folder
+from qafel.sim.processes import Progress
 from qafel.sim.settings import Settings, make_settings, read_settings
 from qafel.tasks.values import PYTHON, named, parse, read_values, unknown, unknown_setting
 from qafel.wire import fingerprint
@@ -42,8 +42,8 @@ def sweep(
     jobs: int | None = None,
     out: str | Path | None = None,
     reference: str | None = None,
-    level: float = SHARE,
-    tell: Tell | None = None,
+    share: float = SHARE,
+    progress: Progress | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run every combination of the values in ``vary``, each with ``seeds`` seeds, and compare them.
@@ -58,7 +58,7 @@ def sweep(
     path = Path(base) if isinstance(base, str | Path) else None
     start = msgspec.structs.asdict(base) if isinstance(base, Settings) else read_values(Settings, path)
     groups = combinations({**start, **settings}, vary, seeds, reference)
-    return run_groups(groups, "sweep", out, jobs=jobs, reference=reference, level=level, tell=tell)[0]
+    return run_groups(groups, "sweep", out, jobs=jobs, reference=reference, share=share, progress=progress)[0]
 
 
 def combinations(
@@ -182,18 +182,18 @@ def run_groups(
     *,
     jobs: int | None = None,
     reference: str | None = None,
-    level: float = SHARE,
-    tell: Tell | None = None,
+    share: float = SHARE,
+    progress: Progress | None = None,
 ) -> tuple[Comparison, Path]:
     """Run what has not ended, compare everything, and write KIND.json, .csv and .png into the folder.
 
     The folder holds one comparison: it may get more seeds, but not other settings.
     """
     asked = request(kind, groups)
-    check_level(level)
+    check_share(share)
     if reference is not None and reference not in groups:
         raise unknown("run to compare with", reference, groups)
-    folder = claim(Path(out) if out is not None else work_folder(ROOT, kind, asked), asked)
+    folder = reserve(Path(out) if out is not None else work_folder(ROOT, kind, asked), asked)
     wanted = {
         run_name(name, chosen.seed): chosen
         for name, what in groups.items()
@@ -203,19 +203,19 @@ def run_groups(
     _check_not_fewer(groups, folder)
     if len(wanted) < sum(isinstance(one, Settings) for what in groups.values() for one in what):
         raise ConfigError("two configurations have the same name for their folders; rename one")
-    outcomes = run_all(wanted, folder, jobs=jobs, tell=tell or notebook.Bar())
+    outcomes = run_all(wanted, folder, jobs=jobs, progress=progress or notebook.Bar())
     results: dict[str, list[Outcome]] = {}
     for name, what in groups.items():
         results[name] = [
             outcomes[run_name(name, one.seed)] if isinstance(one, Settings) else one for one in what
         ]
-    comparison = Comparison(results, reference, level)
+    comparison = Comparison(results, reference, share)
     body = {"rows": comparison.rows, "reference": comparison.reference, **provenance(*PACKAGES)}
     write_json(folder / f"{kind}.json", body)
     comparison.to_csv(folder / f"{kind}.csv")
     with contextlib.suppress(MissingExtraError):  # the numbers are complete without a figure
         comparison.figure(folder / f"{kind}.png")
-        surface(comparison, folder / f"{kind}-surface.png")
+        draw_map(comparison, folder / f"{kind}-map.png")
     return comparison, folder
 
 

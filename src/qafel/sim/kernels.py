@@ -71,11 +71,11 @@ def _pop(counters, due, order, what):
 
 
 @njit(nogil=True, cache=True)
-def advance(rules, counters, clocks, heap, slots, free, people, draws, arrivals, events):
+def advance(rules, counters, clocks, heap, slots, free, clients, draws, arrivals, events):
     """(how many events were written, why it stopped)."""
     mode, buffer_size, max_staleness, cap, idle, live, instant, dropouts = rules
     due, order, what = heap
-    busy, tasks, slowness = people
+    busy, tasks, slowness = clients
     durations, dropping, choices = draws
     starts, start_clients, start_lengths, last = arrivals
     kinds, times, whose, due_times = events

@@ -20,7 +20,7 @@ import numpy as np
 
 from qafel.client import Client, Task, assign
 from qafel.config import Job
-from qafel.errors import QafelError, QafelWarning, WorkerError
+from qafel.errors import QafelError, QafelWarning, WorkerError, named
 from qafel.sim.frames import Frames
 from qafel.sim.timeline import Event
 from qafel.streams import derive
@@ -122,12 +122,12 @@ class InProcess:
         self.processes: list[int] = []
 
     def follow(self, x: Vector, version: int, now: float) -> None:
-        """See the module."""
+        """Train from this x̂ from now on."""
         del version, now
         self._x = x
 
     def start(self, event: Event) -> None:
-        """See the module."""
+        """Train a task, now."""
         task = assign(self._job, event.client, event.task, event.version, self._x)
         try:
             [frame] = self._trainer.train([task])
@@ -138,13 +138,13 @@ class InProcess:
         self._frames.put(event.serial, frame)
 
     def wait(self, serial: int) -> None:
-        """See the module."""
+        """Nothing to wait for: the frame is there."""
 
     def settle(self) -> None:
-        """See the module."""
+        """Nothing to wait for."""
 
     def evaluate(self, x: Vector, client: int, task: int) -> tuple[list[dict[str, float]], float]:
-        """See the module."""
+        """The sums of the metrics, chunk by chunk, and the client quantizer's error on one task."""
         parts = [self._learner.evaluate(x, chunk) for chunk in range(self._learner.chunks)]
         return parts, self._trainer.error(assign(self._job, client, task, 0, x))
 
@@ -154,12 +154,10 @@ class InProcess:
         return [float(s) for s in self._trainer.seconds]
 
     def close(self) -> None:
-        """See the module."""
+        """Release the data."""
         self._learner.release()
 
 
 def describe(error: Exception) -> str:
     """An error of local training in one sentence."""
-    text = " ".join(str(error).split())
-    known = isinstance(error, QafelError)
-    return text if known else f"local training failed: {type(error).__name__}: {text[:400]}"
+    return str(error) if isinstance(error, QafelError) else f"local training failed: {named(error)}"

@@ -1,10 +1,8 @@
 """Tasks in processes of their own, several at a time."""
 
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
@@ -12,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from qafel.coding.threads import cores
-from qafel.errors import QafelError, QafelWarning, Stopped
+from qafel.errors import QafelError, QafelWarning, Stopped, named
+from qafel.machine import cores, signal_at_parents_end
 from qafel.sim.simulation import Simulation
 
 STOPPED = "stopped; repeat the command or call to continue"
 
 
-class State(msgspec.Struct, frozen=True):
+class TaskProgress(msgspec.Struct, frozen=True):
     """How far a task is."""
 
     name: str
@@ -28,9 +26,9 @@ class State(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-Tell = Callable[[str, float], None]
+Progress = Callable[[str, float], None]
 """Called with what is being done, and the share of all work that is done."""
-Task = Callable[[Callable[[State], None]], None]
+Task = Callable[[Callable[[TaskProgress], None]], None]
 
 
 def run_to_the_end(simulation: Simulation) -> None:
@@ -40,7 +38,9 @@ def run_to_the_end(simulation: Simulation) -> None:
         raise Stopped(STOPPED)
 
 
-def in_parallel(tasks: Mapping[str, Task], jobs: int | None, tell: Callable[[State], None]) -> None:
+def in_parallel(
+    tasks: Mapping[str, Task], jobs: int | None, progress: Callable[[TaskProgress], None]
+) -> None:
     """Call each task in a process of its own, ``jobs`` at a time (default: one per core).
 
     With one job, tasks are called in this process. A task that fails does not stop the others; QafelError
@@ -50,24 +50,24 @@ def in_parallel(tasks: Mapping[str, Task], jobs: int | None, tell: Callable[[Sta
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", QafelWarning)  # one sentence for each of many runs helps nobody
         apart = jobs > 1 and hasattr(os, "fork")
-        failed = _fork(tasks, jobs, tell) if apart else _in_turn(tasks, tell)
+        failed = _fork(tasks, jobs, progress) if apart else _in_turn(tasks, progress)
     if failed:
         first, *others = failed
         more = f" (failed, too: {', '.join(others)})" if others else ""
         raise QafelError(f"{first}: {failed[first]}{more}")
 
 
-def _in_turn(tasks: Mapping[str, Task], tell: Callable[[State], None]) -> dict[str, str]:
+def _in_turn(tasks: Mapping[str, Task], progress: Callable[[TaskProgress], None]) -> dict[str, str]:
     failed = {}
     for name, task in tasks.items():
         try:
-            task(tell)
+            task(progress)
         except QafelError as error:
             failed[name] = str(error)
     return failed
 
 
-def _fork(tasks: Mapping[str, Task], jobs: int, tell: Callable[[State], None]) -> dict[str, str]:
+def _fork(tasks: Mapping[str, Task], jobs: int, progress: Callable[[TaskProgress], None]) -> dict[str, str]:
     """What went wrong, by task."""
     context = multiprocessing.get_context("fork")
     waiting = list(tasks)
@@ -95,7 +95,7 @@ def _fork(tasks: Mapping[str, Task], jobs: int, tell: Callable[[State], None]) -
                 if message.startswith(b"!"):
                     failed[running[pipe].name] = message[1:].decode()
                     continue
-                tell(msgspec.json.decode(message, type=State))
+                progress(msgspec.json.decode(message, type=TaskProgress))
     except KeyboardInterrupt:
         raise Stopped(STOPPED) from None
     finally:
@@ -109,8 +109,7 @@ def _fork(tasks: Mapping[str, Task], jobs: int, tell: Callable[[State], None]) -
 def _child(pipe: Connection, task: Task) -> None:
     """Run a task in its own process group: Ctrl-C reaches only the parent, which then stops its children."""
     os.setpgrp()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: save and stop when the parent dies
+    signal_at_parents_end(signal.SIGTERM)  # save and stop
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
@@ -118,7 +117,7 @@ def _child(pipe: Connection, task: Task) -> None:
         except QafelError as error:
             pipe.send_bytes(b"!" + str(error).encode())
         except Exception as error:
-            pipe.send_bytes(f"!{type(error).__name__}: {error}".encode())
+            pipe.send_bytes(f"!{named(error)}".encode())
         os._exit(0)  # a signal during a regular shutdown would print a traceback
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)  # the parent is gone or asked to stop

@@ -24,9 +24,9 @@ import numpy as np
 
 from qafel.buffer import BoundedBuffer
 from qafel.client import Advanced, Client
-from qafel.coding.threads import cores
 from qafel.config import Job
 from qafel.errors import ConfigError, QafelError, QafelWarning, StateError
+from qafel.machine import cores
 from qafel.runs import notebook
 from qafel.runs.events import EVENTS
 from qafel.runs.folder import METRICS, RunFolder

@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError, StateError
+from qafel.lazy import Lazy
 from qafel.sim.clock import Times, duration_sampler, trace
 from qafel.sim.settings import Settings
 from qafel.streams import generator
@@ -96,7 +96,7 @@ class Timeline:
         if settings.slow_fraction:
             slow = generator(seed, "speeds").random(clients) < settings.slow_fraction
             slowness = np.where(slow, float(settings.slow_factor), 1.0)
-        self._people = np.zeros(clients, np.int32), np.zeros(clients, np.int64), slowness
+        self._by_client = np.zeros(clients, np.int32), np.zeros(clients, np.int64), slowness
         self._trace = None
         if mode.startswith("trace:"):
             self._trace = trace(Path(mode.partition(":")[2]), clients)
@@ -156,7 +156,7 @@ class Timeline:
         count = 0
         while not count:
             clock = self._rules, self._counters, self._clocks, self._heap, self._slots, self._free
-            count, why = kernels.advance(*clock, self._people, self._draws, self._arrivals, self._events)
+            count, why = kernels.advance(*clock, self._by_client, self._draws, self._arrivals, self._events)
             if why == kernels.NEEDS_DRAWS:
                 self._draw_block()
             elif why == kernels.NEEDS_CLIENTS:
@@ -183,13 +183,18 @@ class Timeline:
             self._clocks[kernels.LENGTH] = -1
         elif event.kind != kernels.TRAINED:
             due = self._before = max(self._before, self.now) + delay
-            kind, slot = kernels.DELIVER, int(self._counters[kernels.VERSION])
+            kind, slot = kernels.DELIVER, self.version
         kernels.push(self._counters, *self._heap, due, kind, slot)
 
     @property
     def now(self) -> float:
         """The time of the newest event computed."""
         return float(self._clocks[kernels.NOW])
+
+    @property
+    def version(self) -> int:
+        """The server's version after the events computed."""
+        return int(self._counters[kernels.VERSION])
 
     @property
     def concurrency(self) -> float:
@@ -204,7 +209,7 @@ class Timeline:
             return 0.0
         if mode == kernels.REFILL:
             return float(settings.concurrency or 0)
-        mean = float(self._durations(0).mean()) * float(self._people[2].mean())
+        mean = float(self._durations(0).mean()) * float(self._by_client[2].mean())
         return min(settings.rate * mean, settings.concurrency or math.inf)
 
     @property
@@ -283,11 +288,11 @@ class Timeline:
         ]
         self._counters, self._clocks = arrays[:2]
         self._heap, self._slots, self._free = (arrays[2], arrays[3], arrays[4]), arrays[5], arrays[6]
-        self._people = arrays[7], arrays[8], self._people[2]
+        self._by_client = arrays[7], arrays[8], self._by_client[2]
         self._draws, self._arrivals = tuple(arrays[9:12]), (*arrays[12:15], saved.ended)
         self._blocks, (self._gap_total, self._before) = saved.blocks, saved.times
         self._ahead = iter(saved.ahead)
 
     def _arrays(self) -> list[Any]:
-        whole = [self._counters, self._clocks, *self._heap, self._slots, self._free, *self._people[:2]]
+        whole = [self._counters, self._clocks, *self._heap, self._slots, self._free, *self._by_client[:2]]
         return [*whole, *self._draws, *self._arrivals[:3]]

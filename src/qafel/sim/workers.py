@@ -7,13 +7,12 @@ in a notebook. Shared memory holds
     queue      orders, earliest deadline first; an idle worker takes the next
     boxes      frames and metrics, from the worker that made them to this process
 
-and pipes signal what is there: a ``token`` for every order, an ``answer`` for every box, and a ``bell`` that
-wakes this process when the queue runs low. While the queue is full this process sleeps, and the workers have
+and pipes signal what is there: a ``token`` for every order, an ``answer`` for every box, and a ``wakeup``
+for this process when the queue runs low. While the queue is full this process sleeps, and the workers have
 all cores. The deadline of a task is when it reports, or when its hidden state is about to be overwritten.
 """
 
 import contextlib
-import ctypes
 import heapq
 import math
 import mmap
@@ -22,7 +21,6 @@ import os
 import select
 import signal
 import struct
-import sys
 import time
 import traceback
 import warnings
@@ -38,6 +36,7 @@ from qafel.client import assign
 from qafel.coding.threads import set_threads
 from qafel.config import Job
 from qafel.errors import ConfigError, DivergenceError, QafelError, VectorError, WorkerError
+from qafel.machine import signal_at_parents_end
 from qafel.sim.frames import Frames
 from qafel.sim.pool import Learner, Trainer, describe
 from qafel.sim.timeline import Event
@@ -74,9 +73,9 @@ class _Shared:
         """(kind, serial number or chunk, client, task, version, place of x̂, box)."""
         self.ends: Any = _array((2,), np.int64)
         """The first and the last index of the queue."""
-        self.hungry: Any = _array((1,), np.uint8)
-        """Whether every answer rings the bell."""
-        self.tokens, self.answers, self.bell, self._key = (os.pipe() for _ in range(4))
+        self.waiting: Any = _array((1,), np.uint8)
+        """Whether the main process waits: then every answer wakes it up."""
+        self.tokens, self.answers, self.wakeup, self._key = (os.pipe() for _ in range(4))
         os.set_blocking(self._key[0], False)
         os.write(self._key[1], b".")
 
@@ -116,7 +115,7 @@ class _Shared:
             self.ends[0] += held
             orders: list[Any] = self.queue[first : first + held].tolist()
         if length > self.low >= length - held:
-            os.write(self.bell[1], b".")
+            os.write(self.wakeup[1], b".")
         return orders
 
     def _check_parent(self) -> None:
@@ -126,7 +125,7 @@ class _Shared:
 
     def close(self) -> None:
         """Close the pipes."""
-        for end in (*self.tokens, *self.answers, *self.bell, *self._key):
+        for end in (*self.tokens, *self.answers, *self.wakeup, *self._key):
             with contextlib.suppress(OSError):
                 os.close(end)
 
@@ -144,8 +143,8 @@ class Workers:
             raise ConfigError("more than one worker needs a system that can fork processes; use one worker")
         Trainer(job, learner, np.zeros(3)).warm(learner.x)  # load the kernels once for all
         self._frames, self._chunks, self._shared = frames, learner.chunks, _Shared(job, count)
-        self._bell = select.poll()
-        self._bell.register(self._shared.bell[0], select.POLLIN)
+        self._wakeup = select.poll()
+        self._wakeup.register(self._shared.wakeup[0], select.POLLIN)
         context = multiprocessing.get_context("fork")
         self._processes: list[Any] = []
         try:
@@ -248,11 +247,11 @@ class Workers:
     def _take(self) -> None:
         """Sleep until there are answers and the queue runs low, at most MAX_SLEEP; process the answers."""
         self._publish()
-        self._shared.hungry[0] = self._shared.length <= self._shared.low
+        self._shared.waiting[0] = self._shared.length <= self._shared.low
         if self._drain():
             return
-        if self._bell.poll(MAX_SLEEP):
-            os.read(self._shared.bell[0], 4096)
+        if self._wakeup.poll(MAX_SLEEP):
+            os.read(self._shared.wakeup[0], 4096)
         else:
             self._check()
         self._drain()
@@ -287,8 +286,7 @@ class Workers:
 
 def _work(k: int, shared: _Shared, job: Job, learner: Learner) -> None:
     """The main function of a worker: it ends when its parent process does."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    signal_at_parents_end(signal.SIGKILL)
     os.close(shared.tokens[1])
     for interrupt in (signal.SIGINT, signal.SIGTERM):  # the parent process handles them
         signal.signal(interrupt, signal.SIG_IGN)
@@ -326,8 +324,8 @@ def _work(k: int, shared: _Shared, job: Job, learner: Learner) -> None:
     with contextlib.suppress(OSError):  # the parent process is gone
         while orders := shared.next_orders():
             os.write(shared.answers[1], b"".join(answers(orders)))
-            if shared.hungry[0] or failed:
-                os.write(shared.bell[1], b".")
+            if shared.waiting[0] or failed:
+                os.write(shared.wakeup[1], b".")
 
 
 def _failure(kind: str, message: str, remote: str) -> QafelError:

@@ -16,8 +16,9 @@ import numpy as np
 
 from qafel import vectors, wire
 from qafel.client import Task
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, named
 from qafel.streams import derive
+from qafel.tasks.data import arrays
 from qafel.tasks.data.table import Population
 from qafel.tasks.values import PYTHON, not_importable
 from qafel.vectors import Layout, Vector
@@ -56,8 +57,7 @@ def call_factory(factory: Callable[..., Any], what: str, *arguments: Any) -> Any
     try:
         return factory(*arguments[: parameters_of(factory, len(arguments))])
     except Exception as error:
-        message = " ".join(str(error).split())[:300]
-        raise ConfigError(f"the {what} factory failed: {type(error).__name__}: {message}") from error
+        raise ConfigError(f"the {what} factory failed: {named(error)}") from error
 
 
 def parameters_of(function: Callable[..., Any], max_arguments: int, *, required: bool = False) -> int:
@@ -160,7 +160,7 @@ class FunctionLearner:
 
 def as_delta(value: Any, size: int) -> Vector:
     """A delta that a function of the user returned, as a vector."""
-    delta = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    delta = np.asarray(arrays.on_cpu(value))
     if delta.dtype.kind != "f" or delta.size != size:
         raise ConfigError(
             f"train must return the delta, {size} real numbers, got {delta.dtype} of shape {delta.shape}"

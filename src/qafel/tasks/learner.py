@@ -11,7 +11,7 @@ import numpy as np
 
 from qafel import wire
 from qafel.client import Task
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, named
 from qafel.tasks import engines, models
 from qafel.tasks.data import arrays
 from qafel.tasks.data.table import Population
@@ -92,7 +92,7 @@ class Learner:
             outputs = self._engine.outputs(self.x, x)
         except Exception as error:
             raise ConfigError(
-                f"the model does not take samples of shape {self.population.shape}: {_line(error)}"
+                f"the model does not take samples of shape {self.population.shape}: {named(error)}"
             ) from error
         if self.measures.custom is None:
             check_outputs(outputs, targets, self._classes)
@@ -103,7 +103,7 @@ class Learner:
             raise
         except Exception as error:
             raise ConfigError(
-                f"the loss or a metric fails on these outputs and targets: {_line(error)}"
+                f"the loss or a metric fails on these outputs and targets: {named(error)}"
             ) from error
         if not self._even and not all(map(torch.equal, before, self._module.buffers())):
             raise ConfigError(
@@ -195,10 +195,6 @@ def _joined(parts: list[Any]) -> Any:
     if isinstance(parts[0], tuple | list):
         return tuple(map(_joined, (list(column) for column in zip(*parts, strict=True))))
     return torch.cat([torch.as_tensor(part) for part in parts])
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def keep_memory() -> None:

@@ -131,7 +131,7 @@ def _has_scores(outputs: Any, targets: npt.NDArray[Any], classes: int) -> bool:
 
 def _sum(name: str, value: Any, count: int) -> float:
     """The sum over the samples of one number per sample, or of their mean."""
-    numbers = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, np.float64)
+    numbers = np.asarray(arrays.on_cpu(value), np.float64)
     if numbers.shape not in ((), (count,)):
         raise ConfigError(
             f"the metric {name!r} must return one number per sample ({count}) or their mean, got an array of "

@@ -245,8 +245,10 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def extras(self) -> list[str]:
         """The optional dependencies that a run of these settings needs, in a folder or not."""
+        from qafel.tasks.data import BUNDLED
+
         needed = ["torch"] if self.train is None else []
-        bundled = isinstance(self.data, str) and self.data in ("digits", "breast-cancer")
+        bundled = isinstance(self.data, str) and self.data in BUNDLED
         return [*needed, "data"] if bundled else needed
 
     def population(self) -> "Population":
@@ -260,7 +262,7 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
             return NoSamples(self.clients or MAX_CLIENTS)
 
-        people = population(
+        clients = population(
             self.object("data"),
             test=self.object("test"),
             partition=self.partition,
@@ -269,10 +271,10 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             seed=self.seed,
         )
         for name in ("classes", "vocabulary"):
-            has, least = getattr(people, name, 0), getattr(self, name)
+            has, least = getattr(clients, name, 0), getattr(self, name)
             if has and least is not None and has != least:
-                setattr(people, name, max(has, least))
-        return people
+                setattr(clients, name, max(has, least))
+        return clients
 
     def object(self, name: str) -> Any:
         """The value of a setting that may be an object; ConfigError if it is one that cannot be imported."""

@@ -13,6 +13,7 @@ from qafel.federation import objects
 from qafel.federation.connection import Connection, Notice, retry
 from qafel.federation.messages import TERM_BYTES, SnapshotPointer
 from qafel.federation.objects import PIECE_TIMEOUT
+from qafel.federation.waiting import Backoff
 from qafel.hidden import catch_up
 from qafel.wire import Rejected
 
@@ -94,7 +95,7 @@ class Follower:
 
     async def catch_up(self) -> None:
         """Bring x̂ to the version that the server had a moment ago."""
-        wait, damaged = 0.05, 0
+        backoff, damaged = Backoff(0.05, 1.0), 0
         while True:
             try:
                 if await retry(self._newest if self.core.job.replaces else self._sync):
@@ -106,8 +107,7 @@ class Follower:
                     self.restarted()  # ask the server for a snapshot
             if not self._broadcast and self.core.in_sync and self.resyncs > self.reported:
                 break  # an increment is damaged: train from this x̂; the next request asks for a snapshot
-            await asyncio.sleep(wait * random.uniform(0.5, 1))
-            wait = min(2 * wait, 1.0)
+            await backoff.pause()
         self.moved()
 
     async def _pointer(self) -> SnapshotPointer | None:

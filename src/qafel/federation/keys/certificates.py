@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError
 from qafel.federation.keys.register import write
+from qafel.lazy import Lazy
 
 x509 = Lazy("cryptography.x509")
 hashes = Lazy("cryptography.hazmat.primitives.hashes")

@@ -19,7 +19,7 @@ from qafel.extras import require
 from qafel.federation.keys import jwt
 
 FORMAT = 2
-"""The version of key files and of the register; 1 was a folder with users.json."""
+"""The version of key files, the register and broker.json; 1 was a folder with users.json."""
 Role = Literal["server", "operator", "observer", "client", "system"]
 
 
@@ -69,6 +69,15 @@ def read(path: Path | str) -> Key:
     if not whole:
         raise ConfigError(f"the key {path} is damaged; make it anew with qafel keys rotate")
     return key
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ConfigError if a folder holds keys of format 1."""
+    if (folder / "users.json").exists():
+        raise ConfigError(
+            f"{folder} holds keys of an old format (users.json); make new ones in an empty folder with "
+            "qafel keys new"
+        )
 
 
 def check_format(data: bytes, path: Path) -> None:

@@ -16,9 +16,9 @@ import os
 import time
 from typing import Any
 
-from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError
 from qafel.federation.subjects import Subjects, inbox
+from qafel.lazy import Lazy
 
 nkeys = Lazy("nkeys")
 UNLIMITED = -1

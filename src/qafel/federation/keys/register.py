@@ -28,7 +28,7 @@ RESERVED = ("operator", "broker")
 
 
 class Account(msgspec.Struct):
-    """An account; its token is made of this and of the subjects, and is always the same."""
+    """A NATS account. Its token depends only on these fields and on the subjects of the federation."""
 
     seed: str
     issued: int
@@ -145,11 +145,7 @@ def check_name(name: str) -> None:
 
 def load(folder: Path) -> Register | None:
     """Read the register of a folder; None: there is none yet."""
-    if (folder / "users.json").exists():
-        raise ConfigError(
-            f"{folder} holds keys of an old format (users.json); make new ones in an empty folder with "
-            "qafel keys new"
-        )
+    credentials.check_folder(folder)
     path = folder / "operator" / "register.json"
     try:
         data = path.read_bytes()

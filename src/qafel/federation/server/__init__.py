@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import random
 import time
 from collections.abc import Callable
 
@@ -29,7 +28,7 @@ from qafel.federation.server.reader import LogReader, Requests, find_skips
 from qafel.federation.server.state import FederationState, warm_up
 from qafel.federation.server.streams import max_entries, open_keys, open_log, open_streams, remove_finished
 from qafel.federation.subjects import owner
-from qafel.federation.waiting import give_up, in_thread, unless
+from qafel.federation.waiting import Backoff, give_up, in_thread, unless
 from qafel.runs.folder import RunFolder
 from qafel.vectors import Vector
 
@@ -99,14 +98,15 @@ class FederationServer:
 
         FencedError if another server takes over.
         """
-        wait, refusals = 0.1, 0
+        backoff, refusals = Backoff(0.1, 2.0), 0
         living = asyncio.create_task(self._live())
         try:
             while not self.stopping.is_set():
                 try:
                     if not await unless(self.stopping, self._prepare()):
                         return None
-                    wait, refusals = 0.1, 0
+                    backoff.reset()
+                    refusals = 0
                     await self._while_leading()
                     return self.state if self.state.tracker.reason is not None else None
                 except BrokerError as error:
@@ -118,8 +118,7 @@ class FederationServer:
                         raise
                 finally:
                     self._leads = False
-                await unless(self.stopping, asyncio.sleep(wait * random.uniform(0.5, 1)))
-                wait = min(2 * wait, 2.0)
+                await unless(self.stopping, backoff.pause())
             return None  # what was processed is in the journal
         finally:
             living.cancel()

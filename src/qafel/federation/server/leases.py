@@ -124,7 +124,7 @@ class Leases:
         return False
 
     def _refuse(self, client: int, session: bytes) -> None:
-        refused = f"another process runs as client {client}; stop it, or use another client number"
+        refused = f"another process runs as client {client}; stop it, or use another client id"
         self.outbox.append(
             (client, msgspec.structs.replace(self._answer(client), session=session, refused=refused))
         )

@@ -5,8 +5,6 @@ commit    write the journal, then publish the increments, then answer: nothing i
 save      a checkpoint; then the log below it may be purged
 """
 
-import asyncio
-import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -23,7 +21,7 @@ from qafel.federation.server.leases import Leases
 from qafel.federation.server.monitoring import Monitor
 from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import is_decision, owner
-from qafel.federation.waiting import in_thread
+from qafel.federation.waiting import Backoff, in_thread
 from qafel.server import Accepted, Dropped, Stepped
 from qafel.wire import Rejected
 
@@ -81,7 +79,7 @@ class Processor:
             else:
                 record = Record(*head, frame=frame)
             journal.unwritten.append(record)  # first: until it is written, nobody is answered
-            await self._fold(message, client, upload, frame)
+            await self._receive(message, client, upload, frame)
 
     async def _open(self, client: int | None, data: bytes) -> tuple[Upload | None, bytes | FrameError | None]:
         """An upload; and its frame if that is in pieces, or why it cannot be read."""
@@ -102,7 +100,7 @@ class Processor:
         self._pieces[client] = manifest.last
         return upload, frame
 
-    async def _fold(
+    async def _receive(
         self, message: Message, client: int | None, upload: Upload | None, frame: bytes | FrameError | None
     ) -> None:
         state, leases = self.state, self._leases
@@ -207,7 +205,7 @@ class Processor:
 
 async def patiently(write: Callable[[], Awaitable[None] | None], notice: Notice) -> None:
     """Write to the server's folder; while its disk is full, wait and try again."""
-    wait = 0.1
+    backoff = Backoff(0.1, 5.0)
     while True:
         try:
             result = write()
@@ -219,5 +217,4 @@ async def patiently(write: Callable[[], Awaitable[None] | None], notice: Notice)
             if isinstance(error, BrokerError) or not isinstance(cause, OSError):
                 raise
             notice("cannot write", detail=f"{cause.strerror} in the server's folder; trying again")
-        await asyncio.sleep(wait * random.uniform(0.5, 1))
-        wait = min(2 * wait, 5.0)
+        await backoff.pause()

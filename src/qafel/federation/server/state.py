@@ -1,4 +1,4 @@
-"""The server's state as a fold over the log: the same entries in the same order give the same bytes.
+"""The server's state as a function of the log: the same entries in the same order give the same bytes.
 
 This module uses neither a clock nor the network. A server that continues from ``state()`` and reads on takes
 the same steps to the same increments, to the bit.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qafel import vectors
-from qafel.coding.lazy import Lazy
+from qafel.lazy import Lazy
 from qafel.streams import generator
 from qafel.vectors import Vector
 

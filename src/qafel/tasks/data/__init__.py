@@ -25,6 +25,7 @@ from qafel.tasks.data import arrays, cache, files, images, text
 from qafel.tasks.data.faces import Faces
 from qafel.tasks.data.partitions import PartitionedTable, held_within
 from qafel.tasks.data.table import Population, Table
+from qafel.tasks.settings import MAX_CLIENTS
 
 BUNDLED = ("digits", "breast-cancer")
 """The tables of scikit-learn."""
@@ -101,7 +102,7 @@ class OnlyTest:
 
     def __init__(self, table: Table, clients: int | None) -> None:
         self._table = PartitionedTable(table, "consecutive", 1, 0.0, 0, table)
-        self.clients = clients or 1 << 31
+        self.clients = clients or MAX_CLIENTS
         self.shape, self.classes, self.vocabulary = table.shape, table.classes, table.vocabulary
         self.held_out, self.held_out_from = self._table.held_out, self._table.held_out_from
 
@@ -157,11 +158,11 @@ def _per_client(
             "held_out"
         )
     table = Table(x, y, users, held, whole_numbers=False)
-    people = PartitionedTable(table, partition, clients, held_out, seed, test)
+    dealt = PartitionedTable(table, partition, clients, held_out, seed, test)
     if held is not None:
         share = f"{held_out:.0%} of each client's"
-        people.held_out_from = f"{int(held.sum()):,} samples: {share}"
-    return people
+        dealt.held_out_from = f"{int(held.sum()):,} samples: {share}"
+    return dealt
 
 
 def load(name: str) -> Table:

@@ -79,11 +79,14 @@ def as_arrays(value: Any, what: str) -> Arrays:
     return _array(value, what)
 
 
+def on_cpu(value: Any) -> Any:
+    """A tensor without its gradient, where numpy can read it; anything else as it is."""
+    return value.detach().cpu() if hasattr(value, "detach") else value
+
+
 def _array(value: Any, what: str) -> Array:
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
     try:
-        array = np.asarray(value)
+        array = np.asarray(on_cpu(value))
     except ValueError as error:  # rows of different lengths
         raise ConfigError(f"{what} has samples of different shapes; pad them to one shape") from error
     if array.dtype.kind not in "buif" or array.ndim < 1:
@@ -135,7 +138,7 @@ def _stack(samples: list[Any], what: str) -> Arrays:
 
 
 def _stack_arrays(samples: list[Any], what: str) -> Array:
-    parts = [part.detach().cpu().numpy() if hasattr(part, "detach") else np.asarray(part) for part in samples]
+    parts = [np.asarray(on_cpu(part)) for part in samples]
     if len({part.shape for part in parts}) > 1:
         raise ConfigError(f"{what} have different shapes ({parts[0].shape} first); pad them to one shape")
     return _array(np.stack(parts), what)

@@ -9,8 +9,8 @@ import functools
 
 import numpy as np
 
-from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError
+from qafel.lazy import Lazy
 from qafel.streams import derive, generator, keys
 from qafel.tasks.data.partitions import celeba_sizes
 from qafel.tasks.data.table import Labels

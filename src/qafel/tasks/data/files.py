@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, one_line
 from qafel.tasks.data.table import Table, check_labels
 
 CIFAR_ROW = 1 + 3 * 32 * 32
@@ -148,5 +148,5 @@ def reading(path: Path, *kinds: type[Exception]) -> Iterator[None]:
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist; check the path") from error
     except caught as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        reason = getattr(error, "strerror", None) or one_line(error)
         raise ConfigError(f"cannot read {path}: {reason}") from error

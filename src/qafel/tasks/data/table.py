@@ -5,8 +5,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qafel.coding.lazy import Lazy
 from qafel.errors import ConfigError
+from qafel.lazy import Lazy
 from qafel.tasks.data import arrays
 from qafel.tasks.data.arrays import Arrays
 

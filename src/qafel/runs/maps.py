@@ -11,7 +11,7 @@ from qafel.runs.summary import shown
 MAX_CELLS = 200
 
 
-def surface(comparison: Comparison, path: str | Path | None = None) -> Any:
+def draw_map(comparison: Comparison, path: str | Path | None = None) -> Any:
     """Draw every combination of two settings as a cell of a map; None if the rows are no such combinations.
 
     A cell has the uploads beside those of the reference and how many times fewer MB it sends up and down;
