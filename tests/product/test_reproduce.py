@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def test_whole_vector_qsgd_at_the_server_diverges_is_kept_as_a_result_and_names_
     assert diverged.held
     assert "x − x̂ diverges" in diverged.numbers
     assert "use qsgd:4,bucket=256,norm=max" in diverged.numbers
-    assert named["the hidden state keeps x̂ near x, where naive quantization does not"].held
+    assert named["x̂ is nearer to x with the hidden state than with naive quantization"].held
     assert (tmp_path / "runs" / "hidden-qafel-whole-seed0.diverged").exists()
 
 
@@ -156,6 +157,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> No
     [
         (["tabel1"], "there is no study 'tabel1'; did you mean 'table1'?"),
         (["table1", "--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["frontier", "--seeds", "2"], "frontier has seeds of its own for each task; leave the seeds out"),
         (["table1", "--jobs", "0"], "0 is not in the range x>=1"),
         (
             ["table1", "--set", "uplods=3"],
@@ -223,7 +225,7 @@ def test_claims_hold_on_the_papers_own_table_but_for_the_caption_of_its_figure()
         )
         for name, row in published.items()
     }
-    held = [claim.held for claim in claims.table1(published, pairs, 150_000, "affine")]
+    held = [claim.held for claim in claims.table1(published, pairs, 150_000, "affine", "affine")]
     assert held == [True, True, True, True, True, False]  # 8/2 saves 2.9× up, 2/8 saves 1.7× down
 
 
@@ -356,7 +358,10 @@ def test_every_committed_result_is_on_one_page_of_the_docs_and_says_what_made_it
         assert text.count(f"{page.relative_to(root)})") == 1, page
         made = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
         told = f"Made by `{made['command']}`, commit {made['commit']}, on {made['machine']['processor']}"
-        assert told in " ".join(page.read_text(encoding="utf-8").split()), page
+        shown = page.read_text(encoding="utf-8")
+        assert told in " ".join(shown.split()), page
+        for figure in re.findall(r"!\[[^]]*\]\(([^)]*)\)", shown):
+            assert (page.parent / figure).exists(), (page, figure)
 
 
 def test_all_gives_each_study_the_data_that_it_takes() -> None:

@@ -30,7 +30,9 @@ def reproduce(
             "files of its tasks, or one of them (default: digits)."
         ),
     ] = None,
-    seeds: Annotated[int, Option(help="Runs of each cell; frontier has its own.")] = 3,
+    seeds: Annotated[
+        int | None, Option(help="Runs of each cell; default: 3. The frontier has its own.")
+    ] = None,
     quick: Annotated[
         bool, Option("--quick", help="Take a few minutes: a lower target, fewer uploads.")
     ] = False,

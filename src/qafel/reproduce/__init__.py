@@ -26,6 +26,7 @@ STUDIES: dict[str, Callable[[Options], Study]] = {
     "catch-up": catch_up.catch_up,
 }
 
+SEEDS = 3
 OWN_PROTOCOL = ("mushrooms", "theory")
 """Studies that are not made of settings."""
 
@@ -36,21 +37,23 @@ def reproduce(
     name: str,
     *,
     data: str | None = None,
-    seeds: int = 3,
+    seeds: int | None = None,
     quick: bool = False,
     jobs: int | None = None,
     out: Path | None = None,
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[str, float], None] = lambda _what, _share: None,
 ) -> Study:
-    """One study by name; ``changes`` are settings on top of its protocol."""
+    """One study by name; ``changes`` are settings on top of its protocol. The default is three seeds."""
     if name not in STUDIES:
         raise ConfigError(f"there is no study {name!r}; known are {', '.join(STUDIES)}")
-    for option, value in (("seeds", seeds), ("jobs", 1 if jobs is None else jobs)):
-        if value < 1:
+    for option, value in (("seeds", seeds), ("jobs", jobs)):
+        if value is not None and value < 1:
             raise ConfigError(f"{option} must be at least 1, got {value}")
+    if name == "frontier" and seeds is not None:
+        raise ConfigError("frontier has seeds of its own for each task; leave the seeds out")
     if name in OWN_PROTOCOL and changes:
         raise ConfigError(f"{name} has a protocol of its own; settings cannot change it")
     if name == "theory" and data is not None:
         raise ConfigError("theory makes its own data; leave the data out")
-    return STUDIES[name](Options(name, data, seeds, quick, jobs, out, dict(changes or {}), progress))
+    return STUDIES[name](Options(name, data, seeds or SEEDS, quick, jobs, out, dict(changes or {}), progress))

@@ -112,7 +112,7 @@ def lines(
     for axis, (x, y, curves), scales in zip(axes, panels, logarithmic, strict=True):
         for k, (name, xs, ys) in enumerate(curves):
             below = len(curves) - 1 - k if len(curves) <= MAX_TICKS else 0
-            width = 1.4 + 0.7 * below  # lines that are equal stay visible below each other
+            width = 1.4 + 0.6 * min(below, 4)  # lines that are equal stay visible below each other
             style = {"linestyle": "--", "color": "#333333"} if "bound" in name else {}
             colour = {"color": f"C{names.index(name) % 10}"} | style
             axis.plot(xs, ys, label=name, linewidth=width, **colour)
