@@ -119,7 +119,8 @@ def _draw_lines(axis: Any, lines: Lines, chosen: Mapping[str, Any]) -> None:
         grid = (np.geomspace if far else np.linspace)(start, min(xs[-1] for xs, _ in runs), 400)
         values = np.array([np.interp(grid, xs, ys) for xs, ys in runs])
         mean, place = values.mean(0), len(lines) - k + 2
-        axis.plot(grid, mean, label=name, color=chosen[name], linewidth=1.8, zorder=place)
+        width = 1.6 + 0.6 * min(k, 4)  # lines that are equal stay visible below each other
+        axis.plot(grid, mean, label=name, color=chosen[name], linewidth=width, zorder=place)
         if len(runs) > 1:
             spread = values.std(0, ddof=1)
             shade = {"color": chosen[name], "alpha": 0.18, "linewidth": 0}

@@ -112,7 +112,7 @@ class Tabular(ABC):
         try:
             import pandas
         except ImportError as error:
-            raise MissingExtraError("a data frame (to_csv() does not)", "notebook") from error
+            raise MissingExtraError("frame()", "notebook") from error
         return pandas.DataFrame(self.records())
 
     def to_csv(self, path: str | Path | None = None) -> str:

@@ -1,7 +1,6 @@
-"""The client of nats-py, made sturdy, and what a broker's answers mean, as values and as errors.
+"""The nats-py client, and a broker's answers as values and as errors; no other module imports nats-py.
 
-No other module imports nats-py. No byte is sent before the broker is verified, and no header stops the
-client.
+The client sends nothing before the broker's certificate is verified, and reconnects after malformed input.
 """
 
 import ssl

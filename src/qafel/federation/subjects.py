@@ -147,7 +147,7 @@ class Subjects:
         elif role == "observer":
             publish, feeds = [f"{API}.DIRECT.GET.{self.keys}.{key}" for key in kept], [self.status]
         else:
-            raise ConfigError(f"there is no role {role!r} of {who}")
+            raise ConfigError(f"unknown role {role!r}; known are server, operator, observer and client")
         return {"publish": publish, "subscribe": [*feeds, f"{inbox(who)}.>"]}
 
     def _calls(self, names: Sequence[str]) -> list[str]:

@@ -108,14 +108,13 @@ def lines(
     figure, axes = report.subplots(len(panels), 9.0 if alone else 1 + 4.2 * len(panels), 4.2)
     every = [name for _, _, curves in panels for name, _, _ in curves]
     names = list(dict.fromkeys(every))
-    shared = len(names) < len(every)
+    shared, colours = len(names) < len(every), report.colours(names)
     for axis, (x, y, curves), scales in zip(axes, panels, logarithmic, strict=True):
         for k, (name, xs, ys) in enumerate(curves):
             below = len(curves) - 1 - k if len(curves) <= MAX_TICKS else 0
             width = 1.4 + 0.6 * min(below, 4)  # lines that are equal stay visible below each other
             style = {"linestyle": "--", "color": "#333333"} if "bound" in name else {}
-            colour = {"color": f"C{names.index(name) % 10}"} | style
-            axis.plot(xs, ys, label=name, linewidth=width, **colour)
+            axis.plot(xs, ys, label=name, linewidth=width, **({"color": colours[name]} | style))
         for which in scales:
             getattr(axis, f"set_{which}scale")("log")
         places = {at for _, xs, _ in curves for at in xs}

@@ -142,7 +142,7 @@ class Runs:
 
     @property
     def notes(self) -> list[str]:
-        """What one should know of the runs, and one sentence for each that did not reach the target."""
+        """Warnings about the runs, and one sentence for each that did not reach the target."""
         ended = [run for runs in self.outcomes.values() for run in runs if isinstance(run, Result)]
         ended.sort(key=lambda run: -run.summary.concurrency["mean"])
         notes = [*next((run.summary.notes for run in ended if run.summary.notes), [])]

@@ -167,7 +167,7 @@ class Comparison(Tabular):
 
     @property
     def notes(self) -> list[str]:
-        """What one should know about the runs."""
+        """Warnings about the runs, one sentence each."""
         runs = [run.summary for results in self.results.values() for run in results]
         runs.sort(key=lambda summary: -summary.concurrency["mean"])
         crowded = next((summary.notes for summary in runs if summary.notes), [])

@@ -1,4 +1,4 @@
-"""The events of a run, for those who want to see it happen: events.jsonl, a line each.
+"""The event log of a simulation: events.jsonl, one JSON array a line.
 
     ["start", time, client, task, version]      a client starts a task from that version of x̂
     ["report", time, client, task, staleness]   its update reaches the server and is counted

@@ -86,7 +86,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> list[str]:
-        """What one should know about the run."""
+        """Warnings about the run, one sentence each."""
         return [crowded(self.concurrency["mean"], self.clients)] if self._crowded else []
 
     @property

@@ -18,7 +18,7 @@ class Described(msgspec.Struct, frozen=True):
     type: str
     meaning: str
     group: str
-    """What it is about, as in the class it is from."""
+    """The heading of its section in the class."""
 
 
 def describe(kind: type[Learning]) -> list[Described]:

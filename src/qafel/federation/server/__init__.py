@@ -297,7 +297,7 @@ class FederationServer:
             self._read_at = time.monotonic()
 
     async def _commit(self) -> None:
-        """Let everybody know what was processed; note how much time has passed, restarts included."""
+        """Commit what was processed, append new evaluations to the folder, and advance the run's clock."""
         await self._processor.commit()
         for point in self.state.tracker.points[self._points :]:
             await patiently(functools.partial(self.folder.append, point), self._notice)
