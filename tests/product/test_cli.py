@@ -53,6 +53,32 @@ def test_every_command_has_help_with_an_example_and_json(command: list[str]) -> 
     assert "--json" in text
 
 
+def test_options_of_commands_have_the_defaults_of_the_functions_they_call() -> None:
+    """Commands repeat some numbers, because importing what they belong to takes long."""
+    from qafel.cli.federation import PORT
+    from qafel.dashboard import server
+    from qafel.federation import broker, keys
+    from qafel.runs.curves import SHARE
+    from qafel.sim.simulation import CHECKPOINT_SECONDS
+    from qafel.tasks.cnn import LAYOUT
+
+    tree = typer.main.get_command(app)
+
+    def default(option: str, *command: str) -> Any:
+        inner: Any = tree
+        for name in command:
+            inner = inner.commands[name]
+        return next(each.default for each in inner.params if each.name == option)
+
+    assert default("share", "compare") == default("share", "sweep") == SHARE
+    assert default("checkpoint", "run") == CHECKPOINT_SECONDS
+    assert default("port", "broker") == PORT == broker.PORT
+    assert default("port", "dashboard") == server.PORT
+    assert default("broker", "dashboard") == default("broker", "serve") == f"nats://127.0.0.1:{PORT}"
+    assert default("days", "keys", "new") == default("days", "keys", "rotate") == keys.DAYS
+    assert default("size", "quantizers") == default("size", "theory", "bound") == LAYOUT.size
+
+
 def test_quantizers_lists_every_registered_one() -> None:
     from qafel import registered_quantizers
 

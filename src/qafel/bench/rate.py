@@ -105,12 +105,12 @@ def _mean(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return statistics.fmean(p[0] for p in pairs), statistics.fmean(p[1] for p in pairs)
 
 
-def coders(deltas: Mapping[str, Vector], rounds: int = 15, size: int = SIZE) -> Iterator[Coder]:
-    """The coder on dithered deltas, one after the other up to ``size`` numbers."""
+def coders(deltas: Mapping[str, Vector], rounds: int = 15) -> Iterator[Coder]:
+    """The coder on dithered deltas, one after the other up to ``SIZE`` numbers."""
     clients = [x / np.sqrt(np.mean(x * x)) for name, x in deltas.items() if name.startswith("client")]
-    x = vectors.zeros(size)
-    x[:] = np.resize(np.concatenate(clients), size)
-    dither = np.random.default_rng(0).random(size) - 0.5
+    x = vectors.zeros(SIZE)
+    x[:] = np.resize(np.concatenate(clients), SIZE)
+    dither = np.random.default_rng(0).random(SIZE) - 0.5
     before = thread_count()
     try:
         for threads, step in itertools.product(sorted({1, before}), (0.5, 1.0, 2.0, 6.0)):

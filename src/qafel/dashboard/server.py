@@ -23,14 +23,13 @@ def serve(
     *,
     host: str = HOST,
     port: int = PORT,
-    token: str | None = None,
     federation: Federation | None = None,
     ready: Callable[[str], Any] = lambda _: None,
 ) -> None:
     """Serve the page of the runs below ``folder``; ``ready`` is called with its address.
 
-    Port 0 is any free port. Where the host is not a loopback address, the address has a token: ``token``, or
-    a new one. ``federation`` is shown above the runs.
+    Port 0 is any free port. Where the host is not a loopback address, the address has a token.
+    ``federation`` is shown above the runs.
     """
     require("the dashboard", "dashboard")
     import uvicorn
@@ -38,8 +37,7 @@ def serve(
     from qafel.dashboard.app import create
 
     runs = Runs(Path(folder))
-    if token is None and not is_loopback(host):
-        token = secrets.token_urlsafe(18)
+    token = None if is_loopback(host) else secrets.token_urlsafe(18)
     listening = _listen(host, port)
     port = listening.getsockname()[1]
     app = create(runs, federation, hosts(host, port), token)

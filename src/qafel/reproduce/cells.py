@@ -18,7 +18,6 @@ from qafel.errors import ConfigError
 from qafel.quantizers import Affine, Identity, TopK, quantizer
 from qafel.sim import Settings, make_settings
 from qafel.tasks.cnn import LAYOUT
-from qafel.vectors import Layout
 
 TARGET = 0.9
 QUICK_TARGET = 0.65
@@ -68,7 +67,7 @@ def chosen(cell: Cell, shared: Mapping[str, Any], seed: int) -> Settings:
     return make_settings({**shared, **cell.settings, "seed": seed}, "the changes")
 
 
-def paper_bytes(spec: str, layout: Layout = LAYOUT) -> int:
+def paper_bytes(spec: str) -> int:
     """The size of a message in the paper's tables: ``identity``, ``affine:n`` (its "n-bit qsgd") or
     ``topk:f``, to hold our real frames against.
 
@@ -78,14 +77,14 @@ def paper_bytes(spec: str, layout: Layout = LAYOUT) -> int:
     """
     q = quantizer(spec)
     if isinstance(q, Identity):
-        return 4 * layout.size
+        return 4 * LAYOUT.size
     if isinstance(q, Affine):
-        weights = [tensor.size for tensor in layout.tensors if len(tensor.shape) > 1]
-        return sum(weights) * q.bits // 8 + 12 * len(weights) + 4 * (layout.size - sum(weights))
+        weights = [tensor.size for tensor in LAYOUT.tensors if len(tensor.shape) > 1]
+        return sum(weights) * q.bits // 8 + 12 * len(weights) + 4 * (LAYOUT.size - sum(weights))
     if isinstance(q, TopK) and q.keep < 1:
         dropped = Decimal(1) - q.keep
-        kept = sum(t.size - int((dropped * t.size).to_integral_value(ROUND_FLOOR)) for t in layout.tensors)
-        return 4 * kept + layout.size // 8
+        kept = sum(t.size - int((dropped * t.size).to_integral_value(ROUND_FLOOR)) for t in LAYOUT.tensors)
+        return 4 * kept + LAYOUT.size // 8
     raise ConfigError(f"the paper has no size for {spec}; it has identity, affine:n and topk:fraction")
 
 

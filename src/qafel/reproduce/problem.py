@@ -55,8 +55,8 @@ class InMemory:
 class Problem(InMemory):
     """A learner for the simulator; every client has labels of its own."""
 
-    def __init__(self, rate: float, seed: int = 0) -> None:
-        rng = generator(seed, "theory")
+    def __init__(self, rate: float) -> None:
+        rng = generator(0, "theory")
         x = rng.standard_normal((CLIENTS, SAMPLES, SIZE))
         x /= np.linalg.norm(x, axis=2, keepdims=True)
         truth = rng.standard_normal(SIZE) + rng.standard_normal((CLIENTS, SIZE))

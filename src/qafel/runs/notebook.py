@@ -23,10 +23,10 @@ def in_notebook() -> bool:
 
 
 class Bar:
-    """A progress bar below the cell that made it; ``active`` only in a notebook, by default."""
+    """A progress bar below the cell that made it; ``active`` only in a notebook."""
 
-    def __init__(self, show: bool | None = None) -> None:
-        self.active = in_notebook() if show is None else show
+    def __init__(self) -> None:
+        self.active = in_notebook()
         self._began = self._last = time.monotonic()
         self._display: Any = None
 

@@ -83,12 +83,12 @@ class _Block(nn.Module):
 class Lstm(nn.Module):
     """An embedding, one LSTM layer of 128 and a linear layer: scores after every input, or after the last."""
 
-    def __init__(self, vocabulary: int, classes: int, *, every: bool, width: int = 128) -> None:
+    def __init__(self, vocabulary: int, classes: int, *, every: bool) -> None:
         super().__init__()
         self.every = every
         self.embedding = nn.Embedding(vocabulary, 8)
-        self.lstm = nn.LSTM(8, width, batch_first=True)
-        self.linear = nn.Linear(width, classes)
+        self.lstm = nn.LSTM(8, 128, batch_first=True)
+        self.linear = nn.Linear(128, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores."""

@@ -18,7 +18,7 @@ from qafel.errors import BrokerError
 from qafel.federation.connection import Connection, Notice
 from qafel.federation.server.leases import Leases
 from qafel.federation.server.state import FederationState
-from qafel.server import Accepted, Dropped, Event, Stepped
+from qafel.server import Dropped, Event, Stepped
 from qafel.wire import Rejected
 
 Labels = tuple[tuple[str, str], ...]
@@ -122,7 +122,7 @@ class Metrics:
 
 
 class Monitor:
-    """Counts events, sets the gauges, and publishes the status of a server."""
+    """Counts what the tracker does not, sets the metrics, and publishes the status of a server."""
 
     def __init__(self, connection: Connection, metrics: Metrics) -> None:
         self._connection, self.metrics = connection, metrics
@@ -134,10 +134,7 @@ class Monitor:
 
     def event(self, event: Event, client: int | None, notice: Notice) -> None:
         """Count an event of the server; the rejections of one client are reported now and then."""
-        if isinstance(event, Accepted):
-            self.metrics.staleness[event.staleness] += 1
-            self.metrics.add("uploads_accepted_total")
-        elif isinstance(event, Stepped):
+        if isinstance(event, Stepped):
             self.metrics.add("bytes_down_total", len(event.frame))
         elif isinstance(event, Dropped):
             self.metrics.add("buffers_dropped_total")
@@ -162,7 +159,9 @@ class Monitor:
         tracker, server, plan, now = state.tracker, state.server, state.plan, time.monotonic()
         totals, buffered = tracker.totals, server.aggregator.count
         smoothed = totals.points[-1].smoothed if totals.points else {}
-        gauges: dict[str, float] = {
+        self.metrics.staleness = Counter(totals.staleness)
+        values: dict[str, float] = {
+            "uploads_accepted_total": self.metrics.staleness.total(),
             "version": server.version,
             "buffer_fill": buffered,
             "leases": leases.in_flight,
@@ -171,7 +170,7 @@ class Monitor:
             "bytes_up_total": totals.bytes_up,
             "bytes_downloaded_total": 0 if plan.downlink == "broadcast" else totals.bytes_down,
         }
-        for name, value in gauges.items():
+        for name, value in values.items():
             self.metrics.set(name, value)
         for name, value in smoothed.items():
             self.metrics.set("evaluation", value, metric=name)
@@ -186,7 +185,7 @@ class Monitor:
             "bytes_up": totals.bytes_up,
             "bytes_down": totals.bytes_down,
             "leases": [leases.in_flight, plan.concurrency],
-            "clients": int(gauges["clients"]),
+            "clients": int(values["clients"]),
             "metrics": smoothed,
             "seconds": round(totals.time, 1),
             "term": term,
