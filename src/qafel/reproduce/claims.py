@@ -53,7 +53,6 @@ def table1(
     rows: Mapping[str, Row], pairs: Mapping[str, Paired], max_uploads: int, cells: str, kind: str
 ) -> list[Claim]:
     """The claims about the quantizers of both sides: of the cells that begin with ``cells``."""
-    four = pairs[f"{cells}-4-4"]
     grid = {(c, s): f"{cells}-{c}-{s}" for c in BITS for s in BITS}
     uploads = {bits: rows[name].limited(max_uploads) for bits, name in grid.items()}
     clients = {c: np.mean([uploads[c, s] for s in BITS], 0) for c in BITS}
@@ -66,16 +65,7 @@ def table1(
     more = mean_interval(wide[0] - wide[1])
     down = {bits: np.array(rows[name].mb_down_by_seed, float) for bits, name in grid.items()}
     return [
-        Claim(
-            f"{kind}: four bits each way need at most 1.5 times FedBuff's uploads (paper: 1 to 1.5)",
-            at_most(four.ratio, MORE_UPLOADS),
-            f"{spell(four.ratio)} over {four.seeds} paired seeds (paper: 1.07)",
-        ),
-        Claim(
-            f"{kind}: four bits each way send at least 5.2 times fewer MB (paper: 5.2 to 8)",
-            every(at_least(fewer, FEWER_MB) for fewer in (four.fewer_up, four.fewer_down)),
-            f"up {spell(four.fewer_up)}, down {spell(four.fewer_down)}",
-        ),
+        *_four_bits(pairs[f"{cells}-4-4"], kind),
         Claim(
             f"{kind}: a 2-bit client costs most uploads",
             at_least(costlier, 0),
@@ -108,6 +98,22 @@ def table1(
                 f"{c}/{s}: {spell(pairs[name].fewer_up)} {spell(pairs[name].fewer_down)}"
                 for (c, s), name in grid.items()
             ),
+        ),
+    ]
+
+
+def _four_bits(four: Paired, kind: str) -> list[Claim]:
+    """What the paper claims of four bits each way."""
+    return [
+        Claim(
+            f"{kind}: four bits each way need at most 1.5 times FedBuff's uploads (paper: 1 to 1.5)",
+            at_most(four.ratio, MORE_UPLOADS),
+            f"{spell(four.ratio)} over {four.seeds} paired seeds (paper: 1.07)",
+        ),
+        Claim(
+            f"{kind}: four bits each way send at least 5.2 times fewer MB (paper: 5.2 to 8)",
+            every(at_least(fewer, FEWER_MB) for fewer in (four.fewer_up, four.fewer_down)),
+            f"up {spell(four.fewer_up)}, down {spell(four.fewer_down)}",
         ),
     ]
 
