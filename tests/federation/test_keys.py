@@ -237,5 +237,5 @@ def test_an_observer_reads_what_is_public_and_an_operator_decides(keyed_broker: 
 
 @pytest.mark.parametrize("role", ["client", "sever"])
 def test_a_role_without_a_number_or_a_name_gets_no_permissions(role: str) -> None:
-    with pytest.raises(ConfigError, match="there is no role"):
+    with pytest.raises(ConfigError, match="unknown role"):
         Subjects("t").permissions(role)

@@ -83,7 +83,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three configurations, one of them with three seeds and one with its events."""
     small: Any = {
-        "data": "digits", "model": "mlp", "clients": 60, "rate": 20.0, "uploads": 120, "evaluate_every": 10,
+        "data": "digits", "model": "mlp", "clients": 60, "rate": 20.0, "uploads": 120, "evaluate_every": 8,
     }  # fmt: skip
     root = tmp_path_factory.mktemp("runs")
     for seed in range(3):
@@ -136,6 +136,20 @@ def test_every_panel_shows_what_the_metrics_file_has(served: Page, runs: Path, v
             "c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size",
         )
         assert pixels > 20, f"{panel} is empty"
+
+
+def test_the_buffer_has_a_panel_only_if_it_was_not_empty_at_every_evaluation(
+    tmp_path: Path, visit: Visit
+) -> None:
+    settings: Any = {"data": "digits", "model": "mlp", "clients": 60, "uploads": 40, "workers": 1}
+    simulate(**settings, evaluate_every=10, out=tmp_path / "steps")
+    served = Page(tmp_path)
+    try:
+        assert not visit(served.address).is_visible("#panel-buffer")
+        simulate(**settings, evaluate_every=8, out=tmp_path / "between")
+        assert visit(served.address).is_visible("#panel-buffer")
+    finally:
+        served.close()
 
 
 def test_the_metric_is_drawn_against_uploads_time_and_bytes(served: Page, runs: Path, visit: Visit) -> None:
@@ -227,13 +241,14 @@ def test_files_that_cannot_be_read_are_errors_in_the_page_not_a_blank(
 ) -> None:
     shutil.copytree(runs / "fedbuff", tmp_path / "torn")
     shutil.copytree(runs / "qafel-seed0", tmp_path / "good")
-    with (tmp_path / "torn" / "metrics.jsonl").open("ab") as file:
+    with (tmp_path / "torn" / "metrics.jsonl").open("rb+") as file:
+        number = 1 + len(file.readlines())
         file.write(b"{nonsense}\n")
     served = Page(tmp_path)
     try:
         page = visit(served.address)
         page.wait_for_selector("#errors p")
-        assert "torn: line 14 of metrics.jsonl is not an evaluation" in page.inner_text("#errors")
+        assert f"torn: line {number} of metrics.jsonl is not an evaluation" in page.inner_text("#errors")
         assert len(table(page, "metric")) == 2
     finally:
         served.close()

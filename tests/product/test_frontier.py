@@ -14,7 +14,7 @@ from qafel.config import CLIENT_QUANTIZER, LOOKAHEAD, SERVER_QUANTIZER
 from qafel.errors import SpecError
 from qafel.quantizers import quantizer
 from qafel.reproduce import reproduce
-from qafel.reproduce.frontier_tasks import TASKS
+from qafel.reproduce.frontier_tasks import TASKS, tasks_of
 from qafel.sim import make_settings
 from qafel.tune import tune
 
@@ -111,6 +111,12 @@ def test_the_frontier_names_the_data_it_misses(tmp_path: Path) -> None:
     check_mistake(
         "the frontier runs on smiles32.npz, cifar10.npz", "reproduce", "frontier", "--data", "faces"
     )
+
+
+def test_the_name_of_built_in_data_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert list(tasks_of("digits")) == ["digits"]
 
 
 def test_the_reported_seeds_of_tasks_that_were_tuned_on_are_others() -> None:

@@ -36,7 +36,7 @@ TASKS = {
     "SMILEs, label skew": Task(
         "smiles32.npz",
         range(10, 30),
-        {**FEDBUFF, **DEFAULT, **AFFINE, **AHEAD},
+        {**FEDBUFF, **DEFAULT, **AFFINE},
         {**SMILES, "uploads": 8000, "partition": "skewed:0.5"},
     ),
     "CIFAR-10": Task(
@@ -86,7 +86,8 @@ TASKS = {
 def tasks_of(place: str) -> dict[str, Task]:
     """The tasks with this data: all of them for a folder, otherwise those of one file or name."""
     data = Path(place)
-    if not data.is_dir():
+    built_in = {task.file for task in TASKS.values() if not Path(task.file).suffix}
+    if place in built_in or not data.is_dir():
         chosen = {name: task for name, task in TASKS.items() if task.file == data.name}
         if not chosen:
             files = dict.fromkeys(task.file for task in TASKS.values())

@@ -189,7 +189,7 @@ const PANELS = [
     },
   },
   { id: "in-flight", title: () => "tasks in flight", y: (p) => p.in_flight },
-  { id: "buffer", title: () => "updates in the buffer", y: (p) => p.buffer },
+  { id: "buffer", title: () => "updates in the buffer", y: (p) => p.buffer, optional: true },
   { id: "residual", title: () => "‖x − x̂‖", y: (p) => p.residual, ylog: true },
   { id: "server-error", title: () => "error of the server's quantizer", ylabel: "squared relative error", y: (p) => p.server_error },
   { id: "client-error", title: () => "error of the clients' quantizer", ylabel: "squared relative error", y: (p) => p.client_error, note: "Measured on one task per evaluation; only the simulator measures it." },
@@ -204,7 +204,7 @@ function build() {
       make("button", { type: "button", text, "aria-label": `Download ${panel.id} as ${text}`, onclick: () => save(panel) }));
     const figure = make("figure", { id: `panel-${panel.id}` }, make("figcaption", {}, panel.heading, ...buttons), panel.canvas, make("div", { className: "tip", hidden: true, "aria-hidden": "true" }));
     if (panel.note) figure.append(make("p", { className: "note", text: panel.note }));
-    element("panels").append(figure);
+    element("panels").append(panel.figure = figure);
   }
   for (const id of ["metric", "against", "smoothed"]) element(id).addEventListener("change", draw);
   element("filter").addEventListener("input", list);
@@ -229,7 +229,9 @@ function draw() {
     if (!panel) return finished();
     panel.heading.textContent = panel.title();
     const plain = (canvas) => Chart.lines(canvas, { xlabel: "uploads", ylabel: panel.ylabel || panel.title(), ylog: panel.ylog, series: curves(uploads, panel.y) });
+    panel.figure.hidden = false; // a hidden canvas has no size
     const drawn = (panel.draw || plain)(panel.canvas);
+    panel.figure.hidden = Boolean(panel.optional) && drawn.every((one) => one.mean.every((value) => !value)); // always 0 where every evaluation follows a step
     page.drawn.set(panel.id, drawn);
     panel.canvas.setAttribute("aria-label", describe(panel.title(), drawn));
     page.drawing = setTimeout(next, 0);
