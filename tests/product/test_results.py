@@ -201,7 +201,7 @@ def test_the_bars_of_table_2_have_whole_names_below_them(
                         "mb_down": (1.0, 0.1), "runs": 1, "reached": 1})
         for label in labels
     ]  # fmt: skip
-    figures.table2(tmp_path / "table2", rows, 2000)
+    figures.table2(tmp_path / "table2", rows)
     drawn[0].canvas.draw()
     ticks = drawn[0].axes[0].get_xticklabels()
     assert [" ".join(tick.get_text().split()) for tick in ticks] == [

@@ -31,7 +31,7 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, Option(help="Runs of each cell; default: 3. The frontier has its own.")
+        int | None, Option(help="Runs of each cell; default: 5. The frontier has its own.")
     ] = None,
     quick: Annotated[
         bool, Option("--quick", help="Take a few minutes: a lower target, fewer uploads.")
@@ -46,7 +46,7 @@ def reproduce(
 ) -> None:
     """Regenerate a table or figure of the paper next to the paper's numbers; continues interrupted runs.
 
-    Example: qafel reproduce table1 --data smiles32.npz --seeds 3 --out runs/paper
+    Example: qafel reproduce table1 --data smiles32.npz --out runs/paper
     """
     from qafel import reproduce as studies
     from qafel.extras import require

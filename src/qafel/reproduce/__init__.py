@@ -1,6 +1,6 @@
 """The paper, reproduced: every table, figure and claim by name.
 
-    reproduce("table1", data="smiles32.npz", seeds=3, out=Path("runs/paper"))
+    reproduce("table1", data="smiles32.npz", out=Path("runs/paper"))
 
 runs what has not been run, and returns a ``Study``: rows next to the paper's, claims that held or not, and
 the names of the JSON, CSV and figure files it wrote. An interrupted study continues where it stopped.
@@ -12,7 +12,7 @@ from typing import Any
 
 from qafel.errors import ConfigError
 from qafel.reproduce import catch_up, celeba, frontier, hidden_state, mushrooms, theory
-from qafel.reproduce.study import Options, Study
+from qafel.reproduce.study import SEEDS, Options, Study
 
 STUDIES: dict[str, Callable[[Options], Study]] = {
     "table1": celeba.table1,
@@ -26,7 +26,6 @@ STUDIES: dict[str, Callable[[Options], Study]] = {
     "catch-up": catch_up.catch_up,
 }
 
-SEEDS = 3
 OWN_PROTOCOL = ("mushrooms", "theory")
 """Studies that are not made of settings."""
 
@@ -44,7 +43,7 @@ def reproduce(
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[str, float], None] = lambda _what, _share: None,
 ) -> Study:
-    """One study by name; ``changes`` are settings on top of its protocol. The default is three seeds."""
+    """One study by name; ``changes`` are settings on top of its protocol. The default is five seeds."""
     if name not in STUDIES:
         raise ConfigError(f"there is no study {name!r}; known are {', '.join(STUDIES)}")
     for option, value in (("seeds", seeds), ("jobs", jobs)):

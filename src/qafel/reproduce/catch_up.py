@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from qafel.reproduce import figures
-from qafel.reproduce.study import Options, Study, commits, finish, plus_minus
+from qafel.reproduce.study import Options, Origin, Study, finish, plus_minus
 from qafel.runs.result import Result
 from qafel.runs.summary import mean_std
 from qafel.sim import make_settings
@@ -88,7 +88,8 @@ def catch_up(options: Options) -> Study:
         data=data,
         tables=[Table.of(title, COLUMNS, rows)],
         claims=[],
-        numbers={"rows": rows, "commits of the runs": commits(outcomes)},
+        numbers={"rows": rows},
+        origin=Origin.of(outcomes),
         figures=figures.lines(
             folder / "catch-up", [("clients", "kB down per task", lines)], logarithmic=("x",)
         ),

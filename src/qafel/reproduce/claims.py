@@ -1,6 +1,6 @@
 """The paper's claims, checked on the runs: one counts as held only if its whole 95 % interval does.
 
-A run that never reached the target counts with its limit of uploads, a lower bound on what it needs.
+Where a run never reached the target, or there is only one seed, there is no interval: that is undecided.
 """
 
 import itertools
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from qafel.reproduce.rows import Paired, Row
+from qafel.reproduce.rows import Paired, Row, by_seed
 from qafel.reproduce.study import Claim
 from qafel.runs.comparison import spell
 from qafel.runs.intervals import Floats, Interval, mean_interval
@@ -23,17 +23,13 @@ Held = bool | None
 
 
 def at_most(interval: Interval, limit: float) -> Held:
-    """Whether a value is at most ``limit``: by its interval, or by itself where one seed has none."""
-    value, low, high = interval
-    if np.isnan(value):
-        return None
-    if np.isnan(low):
-        return value <= limit
-    return True if high <= limit else False if low > limit else None
+    """Whether a value is less than ``limit``, by its interval; a tie is undecided."""
+    _, low, high = interval
+    return True if high < limit else False if low > limit else None
 
 
 def at_least(interval: Interval, limit: float) -> Held:
-    """Whether a value is at least ``limit``."""
+    """Whether a value is more than ``limit``."""
     value, low, high = interval
     return at_most((-value, -high, -low), -limit)
 
@@ -49,12 +45,10 @@ def thousands(values: Floats) -> str:
     return f"{values.mean() / 1000:.2f} k"
 
 
-def table1(
-    rows: Mapping[str, Row], pairs: Mapping[str, Paired], max_uploads: int, cells: str, kind: str
-) -> list[Claim]:
+def table1(rows: Mapping[str, Row], pairs: Mapping[str, Paired], cells: str, kind: str) -> list[Claim]:
     """The claims about the quantizers of both sides: of the cells that begin with ``cells``."""
     grid = {(c, s): f"{cells}-{c}-{s}" for c in BITS for s in BITS}
-    uploads = {bits: rows[name].limited(max_uploads) for bits, name in grid.items()}
+    uploads = {bits: by_seed(rows[name].uploads) for bits, name in grid.items()}
     clients = {c: np.mean([uploads[c, s] for s in BITS], 0) for c in BITS}
     servers = {s: np.mean([uploads[c, s] for c in BITS], 0) for s in BITS}
     wide = [np.ptp([side[bits] for bits in BITS], 0) for side in (clients, servers)]
@@ -63,7 +57,7 @@ def table1(
     ]
     costlier = mean_interval(clients[2] - np.maximum(clients[8], clients[4]))
     more = mean_interval(wide[0] - wide[1])
-    down = {bits: np.array(rows[name].mb_down_by_seed, float) for bits, name in grid.items()}
+    down = {bits: by_seed(rows[name].mb_down_by_seed) for bits, name in grid.items()}
     return [
         *_four_bits(pairs[f"{cells}-4-4"], kind),
         Claim(
@@ -123,9 +117,9 @@ def _more(difference: Interval) -> str:
     return spell(difference, " k", scale=1e-3)
 
 
-def table2(rows: Sequence[Row], pairs: Mapping[str, Paired], max_uploads: int) -> list[Claim]:
+def table2(rows: Sequence[Row], pairs: Mapping[str, Paired]) -> list[Claim]:
     """The claims about a server that sends the top 10 %, without FedBuff's row."""
-    order = [row.limited(max_uploads) for row in rows]
+    order = [by_seed(row.uploads) for row in rows]
     steps = [mean_interval(after - before) for before, after in itertools.pairwise(order)]
     return [
         Claim(

@@ -14,17 +14,12 @@ MB: list[tuple[str, Value]] = [
     ("MB uploaded", lambda row: row.mb_up),
     ("MB downloaded", lambda row: row.mb_down),
 ]
+TO_TARGET: list[tuple[str, Value]] = [("uploads to the target (thousands)", lambda row: row.thousands), *MB]
+"""Means over the runs that reached the target."""
 MAX_TICKS = 6
 """An axis with at most this many places names all of them."""
 SERVER_COLOURS = {8: "#9ad1cd", 4: "#0b7a75", 2: "#073b3a"}
 WHISKERS = {"color": "black", "linewidth": 0.8, "capsize": 2}
-
-
-def _uploads(max_uploads: int) -> tuple[str, Value]:
-    return "uploads to the target (thousands)", lambda row: (
-        row.limited(max_uploads).mean() / 1000,
-        row.thousands[1],
-    )
 
 
 def _panels(values: Sequence[tuple[str, Value]], height: float) -> tuple[Any, list[tuple[Any, Value]]]:
@@ -35,9 +30,9 @@ def _panels(values: Sequence[tuple[str, Value]], height: float) -> tuple[Any, li
     return figure, [(axis, value) for axis, (_, value) in zip(axes, values, strict=True)]
 
 
-def quantizers(path: Path, rows: Mapping[str, Row], kind: str, max_uploads: int) -> list[Path]:
+def quantizers(path: Path, rows: Mapping[str, Row], kind: str) -> list[Path]:
     """The paper's three panels: uploads, MB up and MB down for each pair of quantizers, beside FedBuff."""
-    figure, panels = _panels([_uploads(max_uploads), *MB], 3.6)
+    figure, panels = _panels(TO_TARGET, 3.6)
     for axis, value in panels:
         for k, server in enumerate(BITS):
             for place, client in enumerate(BITS):
@@ -61,11 +56,11 @@ def quantizers(path: Path, rows: Mapping[str, Row], kind: str, max_uploads: int)
     return save(figure, path)
 
 
-def table2(path: Path, rows: Sequence[Row], max_uploads: int) -> list[Path]:
+def table2(path: Path, rows: Sequence[Row]) -> list[Path]:
     """Uploads, MB up and MB down of every row, beside FedBuff, the first."""
     short = [row.label.replace(", ", "\n").replace("server ", "server\n") for row in rows]
     colours = [report.COLOURS["fedbuff"], *[report.COLOURS["qafel"]] * (len(rows) - 1)]
-    figure, panels = _panels([_uploads(max_uploads), *MB], 3.4)
+    figure, panels = _panels(TO_TARGET, 3.4)
     for axis, value in panels:
         values = [value(row) for row in rows]
         axis.bar(range(len(rows)), [mean for mean, _ in values], 0.6, color=colours)

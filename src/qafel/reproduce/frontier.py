@@ -15,7 +15,7 @@ import msgspec
 from qafel.config import CLIENT_QUANTIZER, LOOKAHEAD, SERVER_QUANTIZER
 from qafel.reproduce import figures
 from qafel.reproduce.frontier_tasks import DEFAULT, FEDBUFF, LOOKING, file_of, tasks_of
-from qafel.reproduce.study import Options, Study, commits, finish, plus_minus
+from qafel.reproduce.study import Options, Origin, Study, finish, plus_minus
 from qafel.runs.comparison import Comparison, spell
 from qafel.runs.comparison import Row as Compared
 from qafel.runs.curves import SHARE, against
@@ -136,8 +136,8 @@ def frontier(options: Options) -> Study:
             "tasks": {name: one.rows for name, one in compared.items()},
             f"beside {LOOKING}": {row.task: row.mine for row in price},
             "other levels": levels,
-            "commits of the runs": commits(outcomes),
         },
+        origin=Origin.of(outcomes),
         notes=[note for one in compared.values() for note in one.notes],
         figures=[
             path

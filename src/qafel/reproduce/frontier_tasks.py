@@ -41,7 +41,7 @@ TASKS = {
     ),
     "CIFAR-10": Task(
         "cifar10.npz",
-        range(20),
+        range(10, 30),
         {**FEDBUFF, **DEFAULT},
         {
             "model": "cnn",
@@ -68,7 +68,7 @@ TASKS = {
     ),
     "digits": Task(
         "digits",
-        range(40),
+        range(20, 60),
         {**FEDBUFF, **DEFAULT, **AHEAD},
         {
             "model": "mlp",

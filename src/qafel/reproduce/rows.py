@@ -1,7 +1,6 @@
 """The runs of some cells under one protocol, and rows of tables from them, next to the paper's numbers."""
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,13 @@ import numpy as np
 
 from qafel.reproduce import cells
 from qafel.reproduce.cells import Cell
-from qafel.reproduce.study import Options, Study, commits, finish
+from qafel.reproduce.study import Options, Origin, Study, finish
 from qafel.runs.comparison import Diverged, Outcome
 from qafel.runs.intervals import Floats, Interval, ratio_interval
 from qafel.runs.result import Result
 from qafel.runs.summary import mean_std
 
 DATA = "faces"
-PAIRED = 5
-"""Seeds of cells that are compared with FedBuff seed by seed; the others have three."""
 Pair = tuple[float, float]
 
 
@@ -43,8 +40,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     mb_up: Pair
     """In real frames, to the target."""
     mb_down: Pair
+    mb_up_by_seed: list[float | None]
+    """To the target; None where it was never reached."""
     mb_down_by_seed: list[float | None]
-    """To the target."""
     paper_thousands: Pair | None
     paper_kb_up: float | None
     """By the paper's formula."""
@@ -55,10 +53,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     formula_mb_up: float | None
     """Our uploads in the paper's accounting."""
     formula_mb_down: float | None
-
-    def limited(self, max_uploads: int) -> Floats:
-        """Uploads to the target, by seed; a run that never reached it counts with ``max_uploads``."""
-        return np.array([max_uploads if uploads is None else uploads for uploads in self.uploads], float)
 
 
 def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
@@ -81,6 +75,7 @@ def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
         kb_down=mean_std([r.summary.bytes_down / max(1, r.summary.version) / 1000 for r in runs])[0],
         mb_up=mean_std([target["bytes_up"] / 1e6 for target in there]),
         mb_down=mean_std([target["bytes_down"] / 1e6 for target in there]),
+        mb_up_by_seed=[target["bytes_up"] / 1e6 if target else None for target in targets],
         mb_down_by_seed=[target["bytes_down"] / 1e6 if target else None for target in targets],
         paper_thousands=paper,
         paper_kb_up=sizes[0] / 1000 if sizes else None,
@@ -93,18 +88,32 @@ def row(cell: Cell, outcomes: Sequence[Outcome]) -> Row:
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell against a reference, where both first reach the target, over paired seeds."""
+    """A cell against a reference, where both first reach the target, over paired seeds.
+
+    A run that never reached it has no costs: what follows from it is not a number.
+    """
 
     seeds: int
-    uploads: list[int]
-    """To the target, by seed."""
-    reference: list[int]
-    """Those of the reference."""
     ratio: Interval
     """Uploads over those of the reference: means, with their 95 % interval."""
     fewer_up: Interval
     """The reference's MB up over these."""
     fewer_down: Interval
+
+    @classmethod
+    def of(cls, mine: Row, reference: Row) -> "Paired":
+        """Two rows with the same seeds."""
+        return cls(
+            seeds=mine.runs,
+            ratio=ratio_interval(by_seed(mine.uploads), by_seed(reference.uploads)),
+            fewer_up=ratio_interval(by_seed(reference.mb_up_by_seed), by_seed(mine.mb_up_by_seed)),
+            fewer_down=ratio_interval(by_seed(reference.mb_down_by_seed), by_seed(mine.mb_down_by_seed)),
+        )
+
+
+def by_seed(values: Sequence[float | None]) -> Floats:
+    """One value for each seed; not a number where there is none."""
+    return np.array(values, float)
 
 
 @dataclass(frozen=True)
@@ -117,23 +126,9 @@ class Runs:
     """Settings that all cells share."""
     outcomes: Mapping[str, Sequence[Outcome]]
 
-    def rows(self, chosen: Iterable[Cell], max_seeds: int | None = None) -> list[Row]:
-        """Table rows from the first ``max_seeds`` seeds: the same seeds in every row."""
-        return [row(cell, self.outcomes[cell.name][:max_seeds]) for cell in chosen]
-
-    def against(self, cell: str, reference: str = "fedbuff") -> Paired:
-        """A cell against a reference cell, where both first reach the target, on the seeds that both have."""
-        mine, theirs = ([_costs(run, self.shared) for run in self.outcomes[n]] for n in (cell, reference))
-        count = min(len(mine), len(theirs))
-        ours, base = (np.array(costs[:count], float).T for costs in (mine, theirs))
-        return Paired(
-            seeds=count,
-            uploads=[int(uploads) for uploads in ours[0]],
-            reference=[int(uploads) for uploads in base[0]],
-            ratio=ratio_interval(ours[0], base[0]),
-            fewer_up=ratio_interval(base[1], ours[1]),
-            fewer_down=ratio_interval(base[2], ours[2]),
-        )
+    def rows(self, chosen: Iterable[Cell]) -> dict[str, Row]:
+        """The rows of a table, by the names of their cells."""
+        return {cell.name: row(cell, self.outcomes[cell.name]) for cell in chosen}
 
     @property
     def goal(self) -> str:
@@ -155,46 +150,23 @@ class Runs:
                     notes.append(
                         f"{name} did not reach {100 * self.shared['target']:.0f} % in "
                         f"{outcome.summary.uploads:,} uploads (best {100 * outcome.best_accuracy:.1f} %); "
-                        "it is left out of the means; the claims count it with all of its uploads"
+                        "it is left out of the means, and claims about it are undecided"
                     )
         return notes
 
     def finish(self, name: str, *, numbers: Mapping[str, Any], **results: Any) -> Study:
-        """The study, with its protocol and the commits that the runs were made at."""
-        origin = {"protocol": self.shared, "commits of the runs": commits(self.outcomes)}
-        return finish(name, self.folder, data=self.data, numbers={**origin, **numbers}, **results)
+        """The study, with its protocol and where its runs come from."""
+        numbers = {"protocol": self.shared, **numbers}
+        origin = Origin.of(self.outcomes)
+        return finish(name, self.folder, data=self.data, numbers=numbers, origin=origin, **results)
 
 
-def _costs(outcome: Outcome, shared: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Uploads, bytes up and bytes down to the target.
-
-    A run that never reached it counts with all that it took, a lower bound; one that diverged, with the limit
-    of uploads and infinite bytes.
-    """
-    if isinstance(outcome, Diverged):
-        return float(shared["uploads"]), math.inf, math.inf
-    summary = outcome.summary
-    if summary.target is None:
-        return summary.uploads, summary.bytes_up, summary.bytes_down
-    return summary.target["uploads"], summary.target["bytes_up"], summary.target["bytes_down"]
-
-
-def run_cells(
-    options: Options,
-    chosen: Sequence[Cell],
-    *,
-    paired: Collection[str] = (),
-    uploads: tuple[int, int] = cells.MAX_UPLOADS,
-) -> Runs:
-    """Run the cells; those named in ``paired`` have at least five seeds, if it need not be quick."""
+def run_cells(options: Options, chosen: Sequence[Cell], uploads: tuple[int, int] = cells.MAX_UPLOADS) -> Runs:
+    """Run the cells, each with the same seeds."""
     data = options.data or DATA
     folder = options.folder(data)
     shared = cells.base(data, quick=options.quick, changes=options.changes, uploads=uploads)
-    more = options.seeds if options.quick else max(options.seeds, PAIRED)
     groups = {
-        cell.name: [
-            cells.chosen(cell, shared, seed) for seed in range(more if cell.name in paired else options.seeds)
-        ]
-        for cell in chosen
+        cell.name: [cells.chosen(cell, shared, seed) for seed in range(options.seeds)] for cell in chosen
     }
     return Runs(data, folder, shared, options.run(groups, folder))

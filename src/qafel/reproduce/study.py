@@ -21,6 +21,7 @@ from qafel.sim.processes import Progress, TaskProgress, in_parallel
 from qafel.tables import Table
 
 Value = TypeVar("Value")
+SEEDS = 5
 MARKS = {True: "held", False: "**not held**", None: "*undecided*"}
 
 
@@ -39,7 +40,7 @@ class Options:
 
     name: str
     data: str | None = None
-    seeds: int = 3
+    seeds: int = SEEDS
     quick: bool = False
     jobs: int | None = None
     out: Path | None = None
@@ -108,6 +109,23 @@ class Claim(msgspec.Struct, frozen=True):
     numbers: str
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """Where the runs of a study come from."""
+
+    commits: list[str]
+    hours: float
+    """Of one core."""
+
+    @classmethod
+    def of(cls, outcomes: Mapping[str, Sequence[Outcome]]) -> "Origin":
+        """The origin of some groups of runs; those that diverged keep no record."""
+        runs = [run.summary for some in outcomes.values() for run in some if isinstance(run, Result)]
+        return cls(
+            sorted({str(run.provenance["commit"]) for run in runs}),
+            sum(run.seconds["total"] * run.workers for run in runs) / 3600,
+        )
+
+
 class Study(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a study."""
 
@@ -117,14 +135,9 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     claims: list[Claim]
     numbers: dict[str, Any]
     """All numbers, unrounded."""
+    origin: Origin | None
     notes: list[str]
     files: list[str]
-
-
-def commits(outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    """The commits that runs were made at."""
-    runs = [outcome for some in outcomes.values() for outcome in some if isinstance(outcome, Result)]
-    return sorted({str(run.summary.provenance["commit"]) for run in runs})
 
 
 def finish(
@@ -135,6 +148,7 @@ def finish(
     tables: list[Table],
     claims: list[Claim],
     numbers: Mapping[str, Any],
+    origin: Origin | None = None,
     notes: Sequence[str] = (),
     figures: Sequence[Path] = (),
 ) -> Study:
@@ -148,29 +162,30 @@ def finish(
         tables=tables,
         claims=claims,
         numbers=msgspec.json.decode(msgspec.json.encode(numbers)),
+        origin=origin,
         notes=list(notes),
         files=[str(path) for path in (result, *sheets, page, *figures)],
     )
     content = {"data": data, "claims": claims, "numbers": study.numbers, "notes": study.notes}
     made = provenance(*PACKAGES)
-    write_json(result, {"study": name, **content, **made})
+    write_json(result, {"study": name, **content, "origin": origin, **made})
     for path, table in zip(sheets, tables, strict=True):
         write(path, table.csv().encode(), sync=False)
-    write(page, _markdown(study, figures, made).encode(), sync=False)
+    write(page, _markdown(study, made).encode(), sync=False)
     return study
 
 
-def _markdown(study: Study, figures: Sequence[Path], made: Mapping[str, Any]) -> str:
+def _markdown(study: Study, made: Mapping[str, Any]) -> str:
     """The study as a page: tables, claims, figures, and what made it."""
-    lines = []
-    for table in study.tables:
-        lines += [table.markdown()]
+    lines = [table.markdown() for table in study.tables]
     lines += ["| claim | here | numbers |", "|---|---|---|"] if study.claims else []
     lines += [f"| {c.text} | {MARKS[c.held]} | {c.numbers} |" for c in study.claims]
     notes = [textwrap.fill(f"- {note}", 100, subsequent_indent="  ") for note in study.notes]
-    lines += ["", *notes]
-    lines += ["", *(f"![{path.name}]({path.name})" for path in figures if path.suffix == ".png")]
-    lines += ["", made_by(made)]
+    figures = [Path(file).name for file in study.files if file.endswith(".png")]
+    lines += ["", *notes, "", *(f"![{name}]({name})" for name in figures), "", made_by(made)]
+    if study.origin is not None:
+        commits, hours = ", ".join(study.origin.commits), study.origin.hours
+        lines += ["", f"Its runs: commit {commits}, {hours:.1f} hours of one core."]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 
