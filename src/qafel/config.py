@@ -174,14 +174,19 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-def defaults(name: str, size: int) -> dict[str, Any]:
-    """Return the default options of Job for an algorithm and a model of ``size`` coordinates."""
+def defaults(name: str, size: int, server_optimizer: str | None = None) -> dict[str, Any]:
+    """Return the default options of Job for an algorithm and a model of ``size`` coordinates.
+
+    Beside a server optimizer there is neither momentum nor look-ahead.
+    """
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}; known are {', '.join(ALGORITHMS)}")
     chosen = {"momentum": MOMENTUM, **ALGORITHMS[name]}
     if name == "qafel" and size >= SMALL_MODEL:
         chosen |= {"client_quantizer": CLIENT_QUANTIZER, "server_quantizer": SERVER_QUANTIZER}
         chosen["lookahead"] = LOOKAHEAD
+    if server_optimizer is not None:
+        chosen |= {"momentum": 0.0, "lookahead": 0.0}
     return chosen
 
 
@@ -190,10 +195,7 @@ def algorithm(name: str, *, size: int, **options: Any) -> Job:
     unknown = sorted(set(options) - set(Job.__struct_fields__))
     if unknown:
         raise ConfigError(f"a job has no {unknown[0]!r}; it has {', '.join(Job.__struct_fields__)}")
-    chosen = defaults(name, size)
-    if options.get("server_optimizer") is not None:
-        chosen |= {"momentum": 0.0, "lookahead": 0.0}
-    return Job(size=size, **{**chosen, **options})
+    return Job(size=size, **{**defaults(name, size, options.get("server_optimizer")), **options})
 
 
 def named_weight(name: str) -> Weight:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import twin
-from qafel import Accepted, Advanced, Client, Job, QafelWarning, Server, Stepped, quantizer
+from qafel import Accepted, Advanced, Client, Job, QafelWarning, Server, Stepped, config, quantizer
 
 SIZE = 300
 PAIRS = {
@@ -23,9 +23,9 @@ PAIRS = {
     "randk:0.25,scaled": twin.randk(0.25, scaled=True),
     "randk:0.25": twin.randk(0.25, scaled=False),
     "contract:qsgd:4": twin.contract(twin.qsgd(7), quantizer("qsgd:4").omega(SIZE)),
-    "rotated:bits=0.4": twin.rotated(0.4),
+    config.CLIENT_QUANTIZER: twin.rotated(float(config.CLIENT_QUANTIZER.partition("=")[2])),
     "rotated:bits=3": twin.rotated(3),
-    "deadzone:step=1.8": twin.deadzone(1.8),
+    config.SERVER_QUANTIZER: twin.deadzone(float(config.SERVER_QUANTIZER.partition("=")[2])),
     "deadzone:step=0.3": twin.deadzone(0.3),
     "induced:topk:0.1+qsgd:4,bucket=64": twin.induced(twin.topk(0.1), twin.qsgd(7, 64)),
 }
@@ -38,7 +38,7 @@ MATCHES = [
     ("induced:topk:0.1+qsgd:4,bucket=64", "contract:qsgd:4"),
     ("affine:11", "qsgd:levels=4,bucket=100,norm=max"),
     ("qsgd:8,norm=max", "randk:0.25"),
-    ("rotated:bits=0.4", "deadzone:step=1.8"),
+    (config.CLIENT_QUANTIZER, config.SERVER_QUANTIZER),
 ]
 WEIGHTS = {
     "constant": lambda tau: 1.0,

@@ -41,7 +41,7 @@ EVEN = U32(1 << 31)
 COUNT, CHANCE = U32(63), U32(0xFFFFFFC0)
 BITS = 15
 """Bits of a probability that the coder uses."""
-LEAST, MOST = U32(32 << 17), U32(0xFFFFFFFF - (32 << 17))
+MIN_CHANCE, MAX_CHANCE = U32(32 << 17), U32(0xFFFFFFFF - (32 << 17))
 """No probability is nearer to 0 or 1 than this."""
 RATES = np.array([1, 2, 2, 3, 3, 3, 3] + [4] * 8 + [5] * 16 + [6] * 32 + [7], np.uint32)
 MAX_TALLY, MAX_TURN = 2, 3
@@ -72,14 +72,14 @@ def largest(q):
 def _yes(chance):
     """The probability after a yes."""
     seen = chance & COUNT
-    return chance + (((MOST - chance) >> RATES[seen]) & CHANCE) + U32(seen < COUNT)
+    return chance + (((MAX_CHANCE - chance) >> RATES[seen]) & CHANCE) + U32(seen < COUNT)
 
 
 @njit(nogil=True, cache=True, inline="always")
 def _no(chance):
     """The probability after a no."""
     seen = chance & COUNT
-    return chance - (((chance - LEAST) >> RATES[seen]) & CHANCE) + U32(seen < COUNT)
+    return chance - (((chance - MIN_CHANCE) >> RATES[seen]) & CHANCE) + U32(seen < COUNT)
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -170,7 +170,6 @@ async def _serve(
 
 def _result(job: Job, state: FederationState, folder: RunFolder) -> Result:
     tracker = state.tracker
-    tracker.settings = state.plan
     summary = tracker.summary(
         state.server,
         clients=len(state.decided),

@@ -52,15 +52,15 @@ class Plan(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Subjects(self.name)
         for name in ("concurrency", "replicas"):
             if not 1 <= getattr(self, name) < 1 << 31:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be from 1 to 2³¹ − 1, got {getattr(self, name)}")
         for name in ("lease_seconds", "rest_seconds", "checkpoint_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         if not 0 < self.max_norm < math.inf:
             raise ConfigError(f"max_norm must be positive and finite, got {self.max_norm}")
-        for name in ("aggregator", "weight"):
-            if getattr(self, name) is not None:
-                raise ConfigError(f"a federation does not take a custom {name}; remove it from the plan")
+        for field, name in (("aggregator", "aggregator"), ("weight", "staleness_weight")):
+            if getattr(self, field) is not None:
+                raise ConfigError(f"a federation does not take a function as {name}; remove it from the plan")
         if self.algorithm == "fedavg":
             raise ConfigError("a federation is asynchronous, and fedavg is not; use fedbuff or qafel")
 

@@ -70,28 +70,28 @@ def signs(block, keys, words):
 
 
 @njit(nogil=True, cache=True)
+def _hadamard(y, out):
+    """The Hadamard transform of a block: 32 times as long, and transposed."""
+    _columns(y)
+    _transpose(y, out)
+    _columns(out)
+
+
+@njit(nogil=True, cache=True)
 def rotate(y, other, words):
     """Rotate a block: random signs and a Hadamard transform, twice; the result is 1024 times as long."""
     _flip(y, words[:SIDE])
-    _columns(y)
-    _transpose(y, other)
-    _columns(other)
+    _hadamard(y, other)
     _flip(other, words[SIDE:])
-    _columns(other)
-    _transpose(other, y)
-    _columns(y)
+    _hadamard(other, y)
 
 
 @njit(nogil=True, cache=True)
 def rotate_back(y, other, words):
     """The inverse of ``rotate``; the result is again 1024 times as long."""
-    _columns(y)
-    _transpose(y, other)
-    _columns(other)
+    _hadamard(y, other)
     _flip(other, words[SIDE:])
-    _columns(other)
-    _transpose(other, y)
-    _columns(y)
+    _hadamard(other, y)
     _flip(y, words[:SIDE])
 
 

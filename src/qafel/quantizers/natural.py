@@ -18,7 +18,7 @@ MAX_OCTAVES = 120
 """Coordinates that are smaller than the largest by more octaves become zero."""
 MAX_TOP = 170
 
-kernels = Lazy("qafel.quantizers._scaled_kernels")
+kernels = Lazy("qafel.quantizers.natural_kernels")
 
 
 @register_quantizer

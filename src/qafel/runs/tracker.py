@@ -8,8 +8,9 @@ Every driver holds one and feeds it events:
     evaluated(metrics)        the model was measured on held-out samples
 
 ``reason`` says which condition ended the run: the number of uploads, the byte budget, the time limit, a
-callback, or the target, which replaces any other reason. Metrics have names; a ``loss`` that grows a
-hundredfold is an error, and the target is about one smoothed metric.
+callback, or the target, which replaces any other reason. With ``decides=False``, a condition that the clock
+or an evaluation fulfils is only ``wanted``: in a federation, the log decides. Metrics have names; a ``loss``
+that grows a hundredfold is an error, and the target is about one smoothed metric.
 """
 
 import math
@@ -27,7 +28,7 @@ from qafel.runs.folder import RunFolder
 from qafel.runs.summary import Point, Summary, main_metric, shown
 from qafel.server import Accepted, Dropped, Event, Server, Stepped
 from qafel.tasks.settings import Learning
-from qafel.tasks.target import Target, parse_target
+from qafel.tasks.target import parse_target
 
 Callback = Callable[[Point], Any]
 """Called with every evaluation; if it returns True, the run ends."""
@@ -75,6 +76,8 @@ class Tracker:
             raise ConfigError(f"callbacks must be a list of functions of a Point, got {callbacks!r:.60}")
         self.settings, self.folder, self._callbacks = settings, folder, callbacks
         self.totals = Totals()
+        self.wanted: str | None = None
+        """Why the run should end, by a condition that does not end it by itself."""
         self.about: dict[str, Any] = {}
         """What the driver knows of the run: the ``size`` of the model, the number of ``clients``."""
 
@@ -91,6 +94,10 @@ class Tracker:
     def end(self, reason: str) -> None:
         """End the run for a reason, unless it has ended."""
         self.totals.reason = self.totals.reason or reason
+
+    def want(self, reason: str) -> None:
+        """Say that the run should end."""
+        self.wanted = self.wanted or reason
 
     @property
     def headline(self) -> str:
@@ -111,7 +118,7 @@ class Tracker:
         counts = dict(self.totals.staleness)  # a thread may be adding to it
         return sum(tau * n for tau, n in counts.items()) / max(1, sum(counts.values()))
 
-    def advance(self, now: float) -> None:
+    def advance(self, now: float, *, decides: bool = True) -> None:
         """Move the clock to ``now``, but not past the time limit, which ends the run."""
         totals, limit = self.totals, self.settings.time_limit
         moment = now if limit is None else min(now, limit)
@@ -120,7 +127,7 @@ class Tracker:
             totals.peak = max(totals.peak, totals.in_flight)
         totals.time = moment
         if limit is not None and now >= limit:
-            self.end("time limit")
+            (self.end if decides else self.want)("time limit")
 
     def received(self, size: int, events: Iterable[Event], *, counts: bool = True) -> None:
         """Account for an upload of ``size`` bytes and the server's events; ``counts``: it is an update."""
@@ -158,7 +165,9 @@ class Tracker:
         due = totals.uploads % self.settings.evaluate_every == 0 or totals.reason is not None
         return due and last < totals.uploads
 
-    def evaluated(self, metrics: Mapping[str, float], client_error: float | None = None) -> Point:
+    def evaluated(
+        self, metrics: Mapping[str, float], client_error: float | None = None, *, decides: bool = True
+    ) -> Point:
         """Record an evaluation; a target that is reached ends the run.
 
         DivergenceError if the loss is not finite, or its median has grown a hundredfold.
@@ -189,17 +198,16 @@ class Tracker:
         if self.folder is not None:
             self.folder.append(point)
             self.folder.write_live(self.live)
-        if self.reaches(parse_target(settings.target)):
-            totals.reason = "target"
+        target = parse_target(settings.target)
+        if target is not None and target.reached(point.smoothed) and len(totals.points) > settings.smoothing:
+            if decides:
+                totals.reason = "target"
+            else:
+                self.want("target")
         for callback in self._callbacks:
             if isinstance(ends := callback(point), bool | np.bool_) and ends:
                 self.end(f"callback {getattr(callback, '__name__', type(callback).__name__)}")
         return point
-
-    def reaches(self, target: Target | None) -> bool:
-        """Whether the newest evaluation reaches a target, with as many before it as are smoothed."""
-        smoothed = self.points[-1].smoothed
-        return target is not None and target.reached(smoothed) and len(self.points) > self.settings.smoothing
 
     def replay(self) -> None:
         """Show the saved evaluations to the callbacks, when a run is resumed."""

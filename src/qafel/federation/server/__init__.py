@@ -303,12 +303,12 @@ class FederationServer:
             await patiently(functools.partial(self.folder.append, point), self._notice)
             await patiently(functools.partial(self.folder.write_live, self.state.tracker.live), self._notice)
             self._points += 1
-        now, tracker, limit = time.monotonic(), self.state.tracker, self.state.plan.time_limit
+        now, tracker = time.monotonic(), self.state.tracker
         tracker.totals.in_flight = self._leases.in_flight
-        tracker.advance(tracker.totals.time + now - self._since)
+        tracker.advance(tracker.totals.time + now - self._since, decides=False)
         self._since = now
-        if self._reason is None and limit is not None and tracker.totals.time >= limit:
-            await self._stop("time limit")
+        if self._reason is None and tracker.wanted is not None:
+            await self._stop(tracker.wanted)
 
     async def _evaluate(self) -> None:
         """Evaluate the model if it is due."""
@@ -320,9 +320,9 @@ class FederationServer:
         await self._commit()
         metrics = await in_thread(self._evaluate_model, state.server.x.copy())
         await self._commit()
-        reason = state.evaluated(metrics)
-        if reason is not None and self._reason is None:
-            await self._stop(reason)
+        state.evaluated(metrics)
+        if self._reason is None and tracker.wanted is not None:
+            await self._stop(tracker.wanted)
         for point in tracker.points[-1:]:
             smoothed = {name: round(value, 4) for name, value in point.smoothed.items()}
             self._notice("evaluated", uploads=point.uploads, **smoothed)

@@ -140,7 +140,6 @@ class Monitor:
             self.metrics.add("buffers_dropped_total")
             notice("dropped a buffer", version=event.version, updates=event.count, reason=event.reason)
         elif isinstance(event, Rejected):
-            self.metrics.add("uploads_rejected_total", reason=event.reason)
             reasons = self._rejected.setdefault(client, Counter())
             reasons[event.reason] += 1
             now = time.monotonic()
@@ -172,6 +171,8 @@ class Monitor:
         }
         for name, value in values.items():
             self.metrics.set(name, value)
+        for reason, count in server.rejections.items():
+            self.metrics.set("uploads_rejected_total", count, reason=reason)
         for name, value in smoothed.items():
             self.metrics.set("evaluation", value, metric=name)
         self._status = {

@@ -29,7 +29,6 @@ from qafel.federation.messages import Decided
 from qafel.federation.plan import Plan, change
 from qafel.runs.tracker import Totals, Tracker
 from qafel.server import Accepted, Event, Server
-from qafel.tasks.target import parse_target
 from qafel.vectors import Vector
 from qafel.wire import Rejected, Update
 
@@ -72,7 +71,7 @@ class FederationState:
         self.decided: dict[int, Decided] = {}
         self._changes: dict[str, Any] = {}
         self._reports: dict[int, Report] = {}
-        self.tracker = Tracker(_of_the_log(plan))
+        self.tracker = Tracker(plan)
         self.tracker.about = {"size": job.size, "downlink": plan.downlink}
         self._buffer = BoundedBuffer(
             job.quantizers()[0],
@@ -169,24 +168,20 @@ class FederationState:
             self._reports = {}
             self.evaluated(means)
 
-    def evaluated(self, metrics: dict[str, float]) -> str | None:
-        """Record an evaluation; return why the training should end, or None.
+    def evaluated(self, metrics: dict[str, float]) -> None:
+        """Record an evaluation.
 
-        Evaluations of clients are in the log, so they end the training here; those of the server do not, and
-        the server writes its decision to the log.
+        Evaluations of clients are in the log, so they may end the training; those of the server are not, and
+        the server writes to the log what the tracker wants.
         """
         by_clients = self.plan.evaluate_on == "clients"
         try:
-            point = self.tracker.evaluated(metrics)
-            target = parse_target(self.plan.target)
-            if target is not None and by_clients and target.metric not in point.smoothed:
-                target = None  # what clients report is not ours to correct
-            reason = "target" if self.tracker.reaches(target) else None
+            self.tracker.evaluated(metrics, decides=by_clients)
         except DivergenceError as error:
-            reason = f"diverged: {error}"
-        if reason is not None and by_clients:
-            self.tracker.end(reason)
-        return reason
+            (self.tracker.end if by_clients else self.tracker.want)(f"diverged: {error}")
+        except ConfigError:
+            if not by_clients:
+                raise  # otherwise no client has reported the target's metric
 
     def decide(self, sequence: int, data: bytes) -> str:
         """Process a decision; return what it did."""
@@ -221,7 +216,7 @@ class FederationState:
 
     def _use(self, plan: Plan) -> None:
         self.plan = plan
-        self.tracker.settings = _of_the_log(plan)
+        self.tracker.settings = plan
         self._buffer.max_norm = plan.max_norm
 
     def state(self) -> bytes:
@@ -257,11 +252,6 @@ class FederationState:
             state._use(change(plan, Change(saved.changes)))
         state.tracker.totals = saved.totals
         return state
-
-
-def _of_the_log(plan: Plan) -> Plan:
-    """The plan without what a clock or an evaluation decides: such decisions are entries of the log."""
-    return msgspec.structs.replace(plan, target=None, time_limit=None)
 
 
 def _remember(reports: dict[int, Report], client: int, report: Report | None) -> None:
