@@ -17,10 +17,11 @@ def write(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> N
     The bytes go to ``NAME.part`` beside the file, which then replaces it: a reader sees the old file or the
     new one, never a part. A link stays a link, and what is no file, such as /dev/stdout, is written to.
     """
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
+    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
+        with path.open("ab") as device:
+            device.write(data)
         return
+    path = path.resolve()
     part = path.with_name(f"{path.name}.part")
     part.unlink(missing_ok=True)
     try:

@@ -12,7 +12,7 @@ import pytest
 
 from parties import SECRET, SIZE, Background, ended, link, plan, run, server, start, until, update, upload
 from qafel.errors import BrokerError, ConfigError, FrameError
-from qafel.federation import Broker, FederationServer, Report, join, objects
+from qafel.federation import Broker, FederationServer, Report, join, objects, operate
 from qafel.federation.client.folder import ClientFolder
 from qafel.federation.connection import Connection
 from qafel.federation.entries import Decision, Stop, Upload, token
@@ -55,6 +55,66 @@ def started(patch: pytest.MonkeyPatch) -> list[FederationServer]:
 def test_a_client_number_that_no_client_can_have_is_no_client() -> None:
     assert owner(f"qafel.t.up.{(1 << 64) - 1}") == (1 << 64) - 1
     assert owner(f"qafel.t.up.{1 << 64}") is None
+
+
+@pytest.mark.slow
+def test_requests_that_come_while_others_are_answered_do_not_stop_the_server(tmp_path: Path) -> None:
+    """The frames are longer than a message, so the pieces of an upload that is asked for again are purged."""
+    with Broker(tmp_path / "broker", max_payload=65536) as broker:
+        chosen = plan(uploads=4, client_quantizer="identity", server_quantizer="identity")
+        serving = server(chosen, broker.url, tmp_path / "server", x=start(20_000))
+
+        async def ask_in_vain() -> None:
+            async with await link(broker.url) as one:
+                await log_exists(one)
+                await one.publish(one.subjects.entry("operator"), b"noise")
+                asked = 0
+                while asked < 300 and not serving.ended:
+                    with contextlib.suppress(BrokerError):  # as many as there is room for
+                        await one.publish(one.subjects.ask(7), Ask(bytes(16), task=0, sequence=1).to_bytes())
+                        asked += 1
+
+        run(ask_in_vain())
+        assert join("t", broker.url, client=1, train=train).counted == 4
+        ended(serving)
+
+
+@pytest.mark.parametrize(
+    ("report", "sentence"),
+    [
+        (Report(0, {"accuracy": 0.0}), "Expected `int` >= 1"),
+        (Report(3, {"a" * 65: 1.0}), "Expected `str` of length <= 64"),
+        (Report(3, {f"m{k}": 1.0 for k in range(33)}), "Expected `object` of length <= 32"),
+        (Report(3, {f"{'ä' * 60}{k}": 1.0 for k in range(32)}), " bytes, and the limit is 3000"),
+        (Report(3, {"accuracy": None}), "not 'NoneType'"),  # type: ignore[dict-item]
+        ({"accuracy": 0.5}, "has no attribute 'samples'"),
+    ],
+)
+def test_a_report_that_the_server_could_not_read_is_refused_where_it_is_made(
+    report: Any, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"evaluate returned .* which cannot be sent: ") as raised:
+        Report.checked(report)
+    assert sentence in str(raised.value)
+
+
+def test_numbers_of_numpy_in_a_report_are_sent() -> None:
+    sums: Any = {"accuracy": np.float32(0.5)}
+    checked = Report(np.int64(3), sums).checked()  # type: ignore[arg-type]
+    assert checked == Report(3, {"accuracy": 0.5})
+    assert [type(checked.samples), *map(type, checked.sums.values())] == [int, float]
+
+
+@pytest.mark.slow
+def test_a_client_whose_report_cannot_be_sent_ends_and_says_so(broker: Broker, tmp_path: Path) -> None:
+    chosen = plan(evaluate_on="clients", evaluate_every=2)
+    serving = server(chosen, broker.url, tmp_path / "server")
+    with pytest.raises(ConfigError, match="evaluate returned Report"):
+        join("t", broker.url, client=1, train=train, evaluate=lambda x: Report(0, {}))
+    with pytest.raises(ConfigError, match="samples must be the number of this client's samples, got -1"):
+        join("t", broker.url, client=2, train=train, samples=-1)
+    operate.decide("t", broker.url, Stop("enough"))
+    assert ended(serving).summary.rejected == {}
 
 
 def test_a_federation_may_be_called_as_its_subjects_are() -> None:

@@ -12,17 +12,32 @@ from typing import Any
 
 import pytest
 
-from parties import SIZE, ended, plan, publish, run, server, update
+from parties import SIZE, ended, plan, publish, run, server, update, version
 from qafel.bench.federation import PARTS
 from qafel.errors import ConfigError
 from qafel.federation import Broker, Plan, Subjects, operate
 from qafel.federation.broker import free_port
 from qafel.federation.entries import Change, Skip, Stop
 from qafel.federation.plan import read_plan
+from qafel.federation.server.monitoring import Metrics
 from qafel.federation.server.state import FederationState
 from qafel.federation.subjects import owner
 
 pytestmark = pytest.mark.slow
+
+
+def test_words_of_others_are_shown_as_they_are(broker: Broker, tmp_path: Path) -> None:
+    metrics = Metrics()
+    metrics.set("evaluation", 1.0, metric='x"} 1\nqafel_leader 0\n#\\')
+    assert [line for line in metrics.text().splitlines() if line.startswith("qafel_leader ")] == [
+        "qafel_leader 0"
+    ]
+    assert r'qafel_evaluation{metric="x\"} 1\nqafel_leader 0\n#\\"} 1.0' in metrics.text()
+    serving = server(plan(), broker.url, tmp_path / "server")
+    run(version(broker.url, 0))
+    operate.decide("t", broker.url, Stop("good [/enough] [abc]"))
+    ended(serving)
+    assert "ended: good [/enough] [abc]" in qafel("status", "t", "--broker", broker.url, "--once").stdout
 
 
 def test_metrics_and_health_are_served_on_loopback(broker: Broker, tmp_path: Path) -> None:

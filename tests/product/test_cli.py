@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from command import call, call_json, check_mistake, spawn
+from qafel import files
 from qafel.cli import app, show
 
 
@@ -214,6 +215,21 @@ def test_a_folder_that_cannot_be_written_gets_one_sentence(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_a_file_may_be_a_pipe_a_link_or_the_end_of_another_one(tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    files.write(Path(f"/dev/fd/{writes}"), b"through a pipe")
+    assert os.read(reads, 100) == b"through a pipe"
+    log, link = tmp_path / "log", tmp_path / "link"
+    log.write_bytes(b"before, ")
+    with log.open("ab") as end:
+        files.write(Path(f"/dev/fd/{end.fileno()}"), b"after")
+    assert log.read_bytes() == b"before, after"
+    link.symlink_to(log)
+    files.write(link, b"new")
+    assert link.is_symlink()
+    assert log.read_bytes() == b"new"
+
+
 def test_debug_shows_the_traceback() -> None:
     for arguments in (["--debug", "quantizers", "qsdg:4"], ["quantizers", "qsdg:4", "--debug"]):
         assert "Traceback" in spawn(*arguments, code=1).stderr

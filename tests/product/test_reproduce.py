@@ -341,6 +341,7 @@ def test_a_run_stays_below_the_theorems_bound_and_the_condition_holds() -> None:
     seen = problem.setting(chosen, 250, measured.max_staleness)
     assert formulas.condition(seen) <= 1
     assert 0 < measured.mean_gradient <= formulas.bound(seen).total
+    assert 0 < measured.mean_error <= formulas.hidden_state_bound(seen)
     assert len(measured.gradients) == 251
 
 
@@ -363,6 +364,17 @@ def test_every_committed_result_is_on_one_page_of_the_docs_and_says_what_made_it
         assert told in " ".join(shown.split()), page
         for figure in re.findall(r"!\[[^]]*\]\(([^)]*)\)", shown):
             assert (page.parent / figure).exists(), (page, figure)
+
+
+def test_every_committed_number_says_which_command_made_it_at_which_clean_commit_and_where() -> None:
+    files = sorted((Path(__file__).parents[2] / "results").rglob("*.json"))
+    assert len(files) > 20
+    for file in files:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        made = content.get("provenance", content)
+        assert made["command"], file
+        assert re.fullmatch("[0-9a-f]{12}", made["commit"]), file
+        assert made["machine"]["processor"], file
 
 
 def test_all_gives_each_study_the_data_that_it_takes() -> None:

@@ -26,11 +26,15 @@ BASE = theory.Setting(
 )
 
 
+def phi_as_printed(s: theory.Setting) -> float:
+    factor = (1 - s.server_delta) * (2 - s.server_delta) / s.server_delta
+    return factor * sum((1 - s.server_delta / 2) ** n for n in range(s.steps))
+
+
 def theorem_as_printed(s: theory.Setting) -> float:
     """The general theorem, literally, with the sum φ(T) written out."""
     a, b, p, k, t = sum(s.rates), sum(r * r for r in s.rates), len(s.rates), s.buffer_size, s.max_staleness
-    factor = (1 - s.server_delta) * (2 - s.server_delta) / s.server_delta
-    phi = factor * sum((1 - s.server_delta / 2) ** n for n in range(s.steps))
+    phi = phi_as_printed(s)
     stale = s.server_rate**2 * t**2 * ((1 - s.client_delta) / (k * t) + 1) if t else 0.0
     return (
         2 * s.gap / (s.server_rate * s.steps * a)
@@ -61,6 +65,16 @@ settings = st.builds(
 @given(settings)
 def test_the_terms_add_up_to_the_theorem(s: theory.Setting) -> None:
     assert theory.bound(s).total == pytest.approx(theorem_as_printed(s), rel=1e-9)
+
+
+@given(settings)
+def test_the_bound_of_the_hidden_states_error_is_phi_times_the_whole_bound_of_a_step(
+    s: theory.Setting,
+) -> None:
+    omega, b, p, k = 1 - s.client_delta, sum(r * r for r in s.rates), len(s.rates), s.buffer_size
+    noise = (1 + omega) / k * (s.variance + 4 * s.gradient_bound)
+    step = s.server_rate**2 * b * (noise + (1 + omega / k) * p * s.gradient_bound)
+    assert theory.hidden_state_bound(s) == pytest.approx(phi_as_printed(s) * step, rel=1e-9)
 
 
 @given(settings)
@@ -213,6 +227,6 @@ def test_the_papers_lemma_for_unbiased_server_quantizers_does_not_hold() -> None
                     client.apply(event.frame)
         ends.append(float(np.linalg.norm(server.x)))
     unbiased = sum((1 - delta) ** t for t in range(1, steps))
-    assert errors > 3 * unbiased * moves  # the lemma's bound
-    assert errors < theory.phi(steps, delta) * moves  # the general one
+    assert errors / (unbiased * moves) == pytest.approx(5.2, abs=0.05)  # docs/theory.md: the lemma's bound
+    assert errors / (theory.phi(steps, delta) * moves) == pytest.approx(0.26, abs=0.005)  # the general one
     assert np.mean(ends) > 3 * math.sqrt(size)  # it diverges

@@ -78,7 +78,7 @@ class Federation:
                     self._reason = status["reason"]
                     self._content = {
                         "name": self.name,
-                        "facts": list(facts(status).items()),
+                        "facts": facts(status),
                         "clients": _rows(rows),
                     }
                 if self._reason:

@@ -89,6 +89,9 @@ class Connection:
                 left = max(TIMEOUT, until - clock())
                 await asyncio.wait_for(nc.connect(url.split(","), **options), left)
                 break
+            except asyncio.CancelledError:
+                await _give_up(nc)
+                raise
             except Exception as error:
                 await _give_up(nc)
                 if isinstance(error, ConfigError):

@@ -13,9 +13,11 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from qafel import wire
+from qafel.errors import ConfigError
 
 TOKEN_BYTES = 16
 KEY_BYTES = 32
+MAX_REPORT_BYTES = 3000
 _LEASE = struct.Struct("<3Q")
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
@@ -25,6 +27,17 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
 
     samples: Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
     sums: Annotated[dict[Name, float], msgspec.Meta(max_length=32)]
+
+    def checked(self) -> "Report":
+        """The report with plain numbers; ConfigError if the server would not read it."""
+        try:
+            plain = int(self.samples), {name: float(value) for name, value in self.sums.items()}
+            report = msgspec.convert(plain, Report)
+            if (size := len(msgspec.msgpack.encode(report))) > MAX_REPORT_BYTES:
+                raise ValueError(f"it has {size} bytes, and the limit is {MAX_REPORT_BYTES}")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"evaluate returned {self!r:.100}, which cannot be sent: {error}") from error
+        return report
 
 
 class Upload(wire.Sealed, frozen=True):

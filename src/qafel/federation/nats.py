@@ -45,14 +45,15 @@ def refusal(url: str, error: Exception, keyed: bool, last: str = "") -> BrokerEr
         why = "has expired; renew it with qafel keys rotate" if "expired" in text else why
         hint = "" if keyed else "; pass its keys"
         return BrokerError(f"the certificate of {url} {why} ({error.verify_message}){hint}", may_pass=False)
-    if "authorization" in text.lower() or "authentication" in text.lower():
+    words = text.lower()
+    if ("authorization" in words or "authentication" in words) and "timeout" not in words:
         what = (
             "does not accept this key, which may be revoked or expired"
             if keyed
             else "requires a key; pass its keys"
         )
         return BrokerError(f"the broker at {url} {what} ({text})", may_pass=False)
-    if isinstance(error, ssl.SSLError) or "secure connection" in text.lower():
+    if isinstance(error, ssl.SSLError) or "secure connection" in words:
         return BrokerError(
             f"no secure connection to {url}: {text}; does it start with the right tls:// or nats://?",
             may_pass=False,

@@ -93,27 +93,28 @@ async def _stored(connection: Connection, key: str) -> Any:
     return msgspec.json.decode(message.data) if message else None
 
 
-def facts(status: dict[str, Any]) -> dict[str, str]:
-    """A status in words, for people."""
+def facts(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """A status in words, for people; a client may have named a metric like another row."""
     buffered, size = status["buffer"]
     leases, concurrency = status["leases"]
     saved = status.get("checkpoint")
-    return {
-        "uploads": f"{status['uploads']:,} of {status['wanted']:,}",
-        "version": f"{status['version']:,}",
-        "buffer": f"{buffered} of {size}",
-        "tasks in flight": f"{leases:,} of at most {concurrency:,}",
-        "clients in the last minute": f"{status['clients']:,}",
-        "mean staleness": f"{status['staleness']:.2f}",
-        "MB up": f"{status['bytes_up'] / 1e6:,.2f}",
-        "MB down": f"{status['bytes_down'] / 1e6:,.2f}",
-        **{name: "–" if value is None else f"{value:.4g}" for name, value in status["metrics"].items()},
-        "rejected": counts(status["rejected"]),
-        "leader's term": str(status["term"]),
-        "log entry": f"{status['sequence']:,}",
-        "checkpoint": "none yet" if saved is None else f"{saved:,.0f} s ago",
-        "state": f"ended: {status['reason']}" if status["reason"] else "running",
-    }
+    metrics = status["metrics"].items()
+    return [
+        ("uploads", f"{status['uploads']:,} of {status['wanted']:,}"),
+        ("version", f"{status['version']:,}"),
+        ("buffer", f"{buffered} of {size}"),
+        ("tasks in flight", f"{leases:,} of at most {concurrency:,}"),
+        ("clients in the last minute", f"{status['clients']:,}"),
+        ("mean staleness", f"{status['staleness']:.2f}"),
+        ("MB up", f"{status['bytes_up'] / 1e6:,.2f}"),
+        ("MB down", f"{status['bytes_down'] / 1e6:,.2f}"),
+        *((name, "–" if value is None else f"{value:.4g}") for name, value in metrics),
+        ("rejected", counts(status["rejected"])),
+        ("leader's term", str(status["term"])),
+        ("log entry", f"{status['sequence']:,}"),
+        ("checkpoint", "none yet" if saved is None else f"{saved:,.0f} s ago"),
+        ("state", f"ended: {status['reason']}" if status["reason"] else "running"),
+    ]
 
 
 def counts(reasons: dict[str, int]) -> str:

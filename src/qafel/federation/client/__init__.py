@@ -55,6 +55,8 @@ class FederationClient:
         state: Path | None = None,
         notice: Notice = quiet,
     ) -> None:
+        if not 0 <= samples < 1 << 40:
+            raise ConfigError(f"samples must be the number of this client's samples, got {samples}")
         self._connection, self._trainer, self._notice = connection, trainer, notice
         self._files = ClientFolder(state, notice)
         self._evaluate, self._samples, self._broadcast = evaluate, samples, broadcast
@@ -267,7 +269,7 @@ class FederationClient:
         task = assign(core.job, core.client, lease.task, core.version, vectors.copy(core.hidden.x))
         began, report = time.monotonic(), None
         if lease.evaluate and self._evaluate is not None:
-            report = await asyncio.to_thread(self._evaluate, vectors.copy(task.x))
+            report = (await asyncio.to_thread(self._evaluate, vectors.copy(task.x))).checked()
         self._training = True
         try:
             frame = await asyncio.to_thread(core.train_task, task, self._trainer)

@@ -220,8 +220,10 @@ class Keys:
         """Give a running broker the tokens of accounts; it cuts connections that they no longer admit."""
         try:
             complete(_send(broker, read(self.folder / "operator" / "system.key"), [*tokens.values()]))
-        except BrokerError as error:
-            raise BrokerError(f"{self.folder} is changed, but not the broker: {error}") from error
+        except (BrokerError, ConfigError) as error:
+            passes = isinstance(error, BrokerError) and error.may_pass
+            text = f"{self.folder} is changed, but not the broker: {error}"
+            raise BrokerError(text, may_pass=passes) from error
 
 
 async def _send(broker: str, key: Key, tokens: Sequence[str]) -> None:

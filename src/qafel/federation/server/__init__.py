@@ -280,8 +280,10 @@ class FederationServer:
         """Process the entries that have arrived, up to the next evaluation."""
         tracker = self.state.tracker
         left = self.state.plan.checkpoint_seconds - (time.monotonic() - self._processor.saved_at)
-        messages = self._pending or await self._reader.next(min(TICK, max(0.02, left)))
-        self._pending = []
+        (messages, self._pending), read_at = (self._pending, []), None
+        if not messages:
+            messages = await self._reader.next(min(TICK, max(0.02, left)))
+            read_at = None if self._reader.behind else time.monotonic()
         if messages:
             self._at("after read")
         for k, message in enumerate(messages):
@@ -293,8 +295,7 @@ class FederationServer:
             if tracker.evaluation_due or self.stopping.is_set():
                 self._pending = messages[k + 1 :]
                 return
-        if not self._reader.behind:
-            self._read_at = time.monotonic()
+        self._read_at = read_at or self._read_at
 
     async def _commit(self) -> None:
         """Commit what was processed, append new evaluations to the folder, and advance the run's clock."""

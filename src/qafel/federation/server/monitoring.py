@@ -81,7 +81,7 @@ class Metrics:
             if not values and name not in LABELLED:
                 values = {(): 0}
             for labels, value in sorted(values.items()):
-                inside = ",".join(f'{key}="{text}"' for key, text in labels)
+                inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
                 lines.append(f"{name}{{{inside}}} {value!r}" if inside else f"{name} {value!r}")
         return "\n".join(lines) + "\n"
 
@@ -119,6 +119,10 @@ class Metrics:
                 )
                 await writer.drain()
         writer.close()
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 class Monitor:

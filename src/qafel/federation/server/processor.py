@@ -164,11 +164,12 @@ class Processor:
         if self._checkpoints.journal.unwritten:
             return
         leases.grant(time.monotonic())
-        for client in leases.resends:
-            if self.state.server.frame_limit > self._connection.max_payload:
-                await self._connection.purge(subjects.pieces, subject=subjects.piece(client))
-        leases.resends.clear()
+        # taken before anything is awaited: requests and other answers come in between
+        resends, leases.resends = leases.resends, {}
         outbox, leases.outbox = leases.outbox, []
+        if self.state.server.frame_limit > self._connection.max_payload:
+            for client in resends:
+                await self._connection.purge(subjects.pieces, subject=subjects.piece(client))
         for client, answer in outbox:
             await self._connection.send(subjects.answer(client), answer.to_bytes())
 

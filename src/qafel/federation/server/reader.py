@@ -86,20 +86,19 @@ class Pull(abc.ABC):
         status = (message.headers or {}).get("Status")
         if status in ("100", "408"):  # a heartbeat, the end of a request
             self._last_heard = asyncio.get_running_loop().time()
-        else:  # the consumer is gone
-            await self.close()
-            await asyncio.sleep(0.1)
         if status != "100":
             self._requested = 0
             self.arrived.set()
+        if status not in ("100", "408"):  # the consumer is gone; nats-py cancels this task
+            await self.close()
 
     async def close(self) -> None:
         """Drop the consumer; the next request creates a new one."""
-        if self._subscription is not None:
-            with contextlib.suppress(Exception):
-                await self._subscription.unsubscribe()
-        self._subscription = self._consumer = None
+        subscription, self._subscription, self._consumer = self._subscription, None, None
         self._requested = 0
+        if subscription is not None:
+            with contextlib.suppress(Exception):
+                await subscription.unsubscribe()
 
 
 class LogReader(Pull):
