@@ -94,6 +94,13 @@ def test_the_frontier_in_miniature_is_beside_fedbuff(tmp_path: Path) -> None:
     assert (tmp_path / "frontier-digits.png").stat().st_size > 10_000
 
 
+def test_a_frontier_whose_runs_all_diverge_is_written_too(tmp_path: Path) -> None:
+    changes = {"uploads": 100, "local_rate": 1e6}
+    study = reproduce("frontier", quick=True, out=tmp_path, jobs=2, changes=changes)
+    assert "diverged" in study.tables[0].rows[0][2]
+    assert "nan" not in (tmp_path / "frontier.md").read_text()
+
+
 def test_without_broadcast_few_clients_download_increments_and_fedbuffs_a_model(tmp_path: Path) -> None:
     study = reproduce("catch-up", quick=True, seeds=1, out=tmp_path, jobs=2)
     for row, clients in zip(study.numbers["rows"], (60, 120), strict=True):

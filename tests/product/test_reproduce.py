@@ -22,6 +22,7 @@ from qafel.reproduce import (
     STUDIES,
     cells,
     claims,
+    hidden_state,
     logistic,
     mushrooms,
     problem,
@@ -43,7 +44,8 @@ DATA = os.environ.get("QAFEL_DATA")
 
 
 def tiny(name: str, out: Path, **more: Any) -> Any:
-    return reproduce(name, quick=True, seeds=1, out=out, changes={**TINY, **more})
+    changes = {name: value for name, value in {**TINY, **more}.items() if value is not None}
+    return reproduce(name, quick=True, seeds=1, out=out, changes=changes)
 
 
 def test_the_paper_sizes_stand_beside_every_cell() -> None:
@@ -58,7 +60,7 @@ def test_every_cell_is_a_valid_run_and_seeds_are_paired() -> None:
     shared = cells.base("faces")
     for table in (cells.table1("affine"), cells.table1("bucketed"), cells.table2(), cells.concurrency()):
         for cell in table:
-            chosen = cells.chosen(cell, shared, 2)
+            chosen = make_settings({**shared, **cell.settings, "seed": 2})
             assert (chosen.seed, chosen.target, chosen.evaluate_every, chosen.smoothing) == (2, 0.9, 250, 3)
             assert chosen.job(29_282).buffer_size == 10
 
@@ -106,7 +108,7 @@ def test_concurrency_draws_png_and_svg(tmp_path: Path) -> None:
 def test_whole_vector_qsgd_at_the_server_diverges_is_kept_as_a_result_and_names_the_fix(
     tmp_path: Path,
 ) -> None:
-    study = tiny("hidden-state", tmp_path, uploads=200, evaluate_every=50)
+    study = tiny("hidden-state", tmp_path, uploads=200, evaluate_every=50, target=None)
     named = {claim.text: claim for claim in study.claims}
     diverged = named["4-bit QSGD with one L2 norm over the whole vector diverges as a server quantizer"]
     assert diverged.held
@@ -159,6 +161,12 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> No
     [
         (["tabel1"], "there is no study 'tabel1'; did you mean 'table1'?"),
         (["table1", "--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["table1", "--set", "seed=7"], "table1 decides about seed itself; leave it out of the settings"),
+        (["table2", "--set", "data=digits"], "table2 decides about data itself; leave it out of"),
+        (["table2", "--set", "target=loss <= 0.5"], "table2 needs an accuracy as its target, got 'loss <="),
+        (["hidden-state", "--set", "target=0.8"], "hidden-state decides about target itself; leave it"),
+        (["catch-up", "--set", "clients=30"], "catch-up decides about clients itself; leave it out of"),
+        (["frontier", "--set", "client_quantizer=qsgd:2"], "frontier decides about client_quantizer itself"),
         (["frontier", "--seeds", "2"], "frontier has seeds of its own for each task; leave the seeds out"),
         (["table1", "--jobs", "0"], "0 is not in the range x>=1"),
         (
@@ -232,6 +240,27 @@ def test_claims_about_a_run_that_never_reached_the_target_are_undecided() -> Non
         assert all(claim.held is None for claim in claims.concurrency({"100": pair}))
 
 
+def test_changes_that_are_refused_leave_no_folder_and_their_order_does_not_matter(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="uploadz"):
+        tiny("table2", tmp_path / "out", uploadz=40)
+    assert not (tmp_path / "out").exists()
+    for names in (("uploads", "clients"), ("clients", "uploads")):
+        changes = {name: {**TINY, "uploads": 20}[name] for name in names}
+        reproduce("table2", quick=True, seeds=1, out=str(tmp_path / "out"), changes=changes)
+
+
+def test_claims_about_seeds_that_diverged_are_undecided() -> None:
+    def end(*accuracies: float | None) -> hidden_state.Ended:
+        errors = [None if one is None else 1.0 for one in accuracies]
+        return hidden_state.Ended("x", (0.0, 0.0), (0.0, 0.0), [*accuracies], errors, None)
+
+    ends = {cell.name: end(0.9, 0.9, 0.91) for cell in cells.hidden_state()}
+    ends["hidden-qafel-bucketed"] = end(0.9, None, 0.91)
+    decided = {claim.text: claim.held for claim in hidden_state._claims(ends)}
+    assert decided["at 4 bits QAFeL is at most 2 points less accurate than FedBuff"] is None
+    assert decided["at 2 bits QAFeL is at most 2 points less accurate than FedBuff"] is True
+
+
 def test_a_claim_is_held_only_if_its_whole_interval_is() -> None:
     assert claims.at_most((0.5, math.nan, math.nan), 1.2) is None  # one seed has no interval
     assert claims.at_least((0.0, 0.0, 0.0), 0) is None  # "more" is not "as much"
@@ -257,6 +286,7 @@ def test_intervals_cover_what_they_should() -> None:
     assert 370 <= means <= 395  # 95 % are 380
     assert 370 <= ratios <= 395
     assert ratio_interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == (2.0, 2.0, 2.0)
+    assert all(map(math.isnan, ratio_interval([1.0, 2.0], [0.0, 0.0])))
     assert math.isnan(mean_interval([1.0])[1])
 
 

@@ -39,7 +39,7 @@ def reproduce(
     seeds: int | None = None,
     quick: bool = False,
     jobs: int | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     changes: Mapping[str, Any] | None = None,
     progress: Callable[[str, float], None] = lambda _what, _share: None,
 ) -> Study:
@@ -55,4 +55,6 @@ def reproduce(
         raise ConfigError(f"{name} has a protocol of its own; settings cannot change it")
     if name == "theory" and data is not None:
         raise ConfigError("theory makes its own data; leave the data out")
-    return STUDIES[name](Options(name, data, seeds or SEEDS, quick, jobs, out, dict(changes or {}), progress))
+    folder = None if out is None else Path(out)
+    options = Options(name, data, seeds or SEEDS, quick, jobs, folder, dict(changes or {}), progress)
+    return STUDIES[name](options)

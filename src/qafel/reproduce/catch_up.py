@@ -13,7 +13,6 @@ from qafel.reproduce import figures
 from qafel.reproduce.study import Options, Origin, Study, finish, plus_minus
 from qafel.runs.result import Result
 from qafel.runs.summary import mean_std
-from qafel.sim import make_settings
 from qafel.tables import Columns, Table
 from qafel.wire import request_bytes
 
@@ -24,6 +23,7 @@ TASKS = 3
 MIN_UPLOADS = 4000
 QUICK = (60, 120)
 QUICK_UPLOADS = 240
+DECIDED = ("algorithm", "client_quantizer", "server_quantizer", "lookahead")
 RUNS: dict[str, dict[str, Any]] = {"FedBuff": {"algorithm": "fedbuff"}, "default": {}}
 
 
@@ -56,18 +56,16 @@ COLUMNS: Columns = {
 def catch_up(options: Options) -> Study:
     """FedBuff and the defaults without broadcast, for 100 to 10,000 clients."""
     data = options.data or DATA
-    folder = options.folder(data)
     populations = QUICK if options.quick else CLIENTS
     groups = {}
     for clients in populations:
         uploads = QUICK_UPLOADS if options.quick else max(MIN_UPLOADS, TASKS * clients)
         for name, chosen in RUNS.items():
-            shared = {"data": data, "clients": clients, "uploads": uploads, "downlink": "catch-up"}
-            shared |= {"evaluate_every": uploads // 2, "held_out_samples": 100}
-            groups[f"catch-up-{name.lower()}-{clients}"] = [
-                make_settings({**shared, **chosen, **options.changes, "seed": seed}, "the changes")
-                for seed in range(options.seeds)
-            ]
+            protocol = {"data": data, "held_out_samples": 100}
+            varied = {**chosen, "clients": clients, "uploads": uploads, "downlink": "catch-up"}
+            varied["evaluate_every"] = uploads // 2
+            groups[f"catch-up-{name.lower()}-{clients}"] = options.settings(protocol, varied, decided=DECIDED)
+    folder = options.folder(data)
     outcomes = options.run(groups, folder)
     rows = []
     for clients in populations:

@@ -1,11 +1,10 @@
 """The studies with the paper's CNN: its two tables, its figures, and its quantizer as its text has it."""
 
-import math
 from collections.abc import Mapping
 
 from qafel.reproduce import cells, claims, figures
 from qafel.reproduce.rows import Paired, Row, run_cells
-from qafel.reproduce.study import Options, Study, plus_minus
+from qafel.reproduce.study import Options, Study, plus_minus, rounded
 from qafel.runs.comparison import Comparison
 from qafel.tables import Columns, Table
 
@@ -89,7 +88,7 @@ def _table(title: str, rows: Mapping[str, Row], references: Mapping[str, str] | 
     def fewer(row: Row, field: str) -> str:
         reference = rows[references[row.name] if references else "fedbuff"]
         mine, theirs = getattr(row, field)[0], getattr(reference, field)[0]
-        return _rounded(theirs / mine if mine else None, 2)
+        return rounded(theirs / mine if mine else None, 2)
 
     columns: Columns = {
         "algorithm": "{.label}",
@@ -97,16 +96,16 @@ def _table(title: str, rows: Mapping[str, Row], references: Mapping[str, str] | 
             "{:g} ± {:g}".format(*r.paper_thousands) if r.paper_thousands else "–"
         ),
         "uploads (k)": _reached,
-        "paper: kB/upload": lambda row: _rounded(row.paper_kb_up, 3),
-        "kB/upload": lambda row: _rounded(row.kb_up, 3),
-        "paper: kB/download": lambda row: _rounded(row.paper_kb_down, 3),
-        "kB/download": lambda row: _rounded(row.kb_down, 3),
-        "paper: MB up": lambda row: _rounded(row.paper_mb_up, 2),
-        "MB up, paper's formula": lambda row: _rounded(row.formula_mb_up, 2),
-        "MB up": lambda row: _rounded(row.mb_up[0], 2),
-        "paper: MB down": lambda row: _rounded(row.paper_mb_down, 2),
-        "MB down, paper's formula": lambda row: _rounded(row.formula_mb_down, 2),
-        "MB down": lambda row: _rounded(row.mb_down[0], 2),
+        "paper: kB/upload": lambda row: rounded(row.paper_kb_up, 3),
+        "kB/upload": lambda row: rounded(row.kb_up, 3),
+        "paper: kB/download": lambda row: rounded(row.paper_kb_down, 3),
+        "kB/download": lambda row: rounded(row.kb_down, 3),
+        "paper: MB up": lambda row: rounded(row.paper_mb_up, 2),
+        "MB up, paper's formula": lambda row: rounded(row.formula_mb_up, 2),
+        "MB up": lambda row: rounded(row.mb_up[0], 2),
+        "paper: MB down": lambda row: rounded(row.paper_mb_down, 2),
+        "MB down, paper's formula": lambda row: rounded(row.formula_mb_down, 2),
+        "MB down": lambda row: rounded(row.mb_down[0], 2),
         "× fewer up": lambda row: fewer(row, "mb_up"),
         "× fewer down": lambda row: fewer(row, "mb_down"),
     }
@@ -122,7 +121,3 @@ def _reached(row: Row) -> str:
         return f"never (best {100 * max(row.best_accuracy, default=0.0):.1f} %)"
     some = "" if row.reached == row.runs else f" ({row.reached} of {row.runs})"
     return plus_minus(row.thousands, 2) + some
-
-
-def _rounded(value: float | None, digits: int) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

@@ -7,7 +7,6 @@ counts. Seeds are paired: the same seed has the same split, the same first model
 cell.
 """
 
-from collections.abc import Mapping
 from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import msgspec
 
 from qafel.errors import ConfigError
 from qafel.quantizers import Affine, Identity, TopK, quantizer
-from qafel.sim import Settings, make_settings
 from qafel.tasks.cnn import LAYOUT
 
 TARGET = 0.9
@@ -45,26 +43,14 @@ class Cell(msgspec.Struct, frozen=True):
     """The paper's bytes an upload and a download, by its formula."""
 
 
-def base(
-    data: str,
-    *,
-    quick: bool = False,
-    changes: Mapping[str, Any] | None = None,
-    uploads: tuple[int, int] = MAX_UPLOADS,
-) -> dict[str, Any]:
+def base(data: str, *, quick: bool = False, uploads: tuple[int, int] = MAX_UPLOADS) -> dict[str, Any]:
     """The settings that all cells share; ``uploads`` are the limits of the full and of the quick version.
 
     A file of samples without users holds out 10 %, everything else 20 %.
     """
     held = 0.1 if Path(data).suffix == ".npz" else 0.2
     target = QUICK_TARGET if quick else TARGET
-    shared = {"data": data, "held_out": held, "target": target, "uploads": uploads[quick]}
-    return shared | dict(changes or {})
-
-
-def chosen(cell: Cell, shared: Mapping[str, Any], seed: int) -> Settings:
-    """The settings of one run."""
-    return make_settings({**shared, **cell.settings, "seed": seed}, "the changes")
+    return {"data": data, "held_out": held, "target": target, "uploads": uploads[quick]}
 
 
 def paper_bytes(spec: str) -> int:

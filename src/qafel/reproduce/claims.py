@@ -42,7 +42,7 @@ def every(parts: Iterable[Held]) -> Held:
 
 def thousands(values: Floats) -> str:
     """The mean of uploads over the seeds, in thousands."""
-    return f"{values.mean() / 1000:.2f} k"
+    return "–" if np.isnan(values.mean()) else f"{values.mean() / 1000:.2f} k"
 
 
 def table1(rows: Mapping[str, Row], pairs: Mapping[str, Paired], cells: str, kind: str) -> list[Claim]:

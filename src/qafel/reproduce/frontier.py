@@ -15,16 +15,17 @@ import msgspec
 from qafel.config import CLIENT_QUANTIZER, LOOKAHEAD, SERVER_QUANTIZER
 from qafel.reproduce import figures
 from qafel.reproduce.frontier_tasks import DEFAULT, FEDBUFF, LOOKING, file_of, tasks_of
-from qafel.reproduce.study import Options, Origin, Study, finish, plus_minus
+from qafel.reproduce.study import Options, Origin, Study, finish, plus_minus, rounded
 from qafel.runs.comparison import Comparison, spell
 from qafel.runs.comparison import Row as Compared
 from qafel.runs.curves import SHARE, against
 from qafel.runs.intervals import Interval
-from qafel.sim import make_settings
 from qafel.tables import Columns, Table
 
 QUICK = {"uploads": 300, "evaluate_every": 50}
 QUICK_SEEDS = 2
+DECIDED = ("algorithm", "client_quantizer", "server_quantizer", "lookahead")
+"""Settings that the runs have, or leave at the defaults that are measured."""
 LEVELS = {
     "to 90 % of the gain": ("accuracy", 0.9),
     "95 %": ("accuracy", SHARE),
@@ -60,7 +61,8 @@ class Row(msgspec.Struct, frozen=True):
 
 def _metric(row: Row) -> str:
     mine, base = (
-        plus_minus((100 * v[0], 100 * v[1]), 1) for v in (r.metrics[r.metric] for r in (row.mine, row.base))
+        plus_minus((100 * v[0], 100 * v[1]), 1)
+        for v in (r.metrics.get(r.metric, (math.nan, math.nan)) for r in (row.mine, row.base))
     )
     return f"{mine} ({base})"
 
@@ -75,8 +77,8 @@ COLUMNS: Columns = {
     "run": "{.mine.name}",
     "seeds": "{.seeds}",
     "accuracy, % (FedBuff's)": _metric,
-    "whole run: × fewer MB up": lambda row: f"{row.fewer('bytes_up'):.1f}",
-    "whole run: × fewer MB down": lambda row: f"{row.fewer('bytes_down'):.1f}",
+    "whole run: × fewer MB up": lambda row: rounded(row.fewer("bytes_up"), 1),
+    "whole run: × fewer MB down": lambda row: rounded(row.fewer("bytes_down"), 1),
     **TO_LEVEL,
 }
 PRICE: Columns = {"task": "{.task}", "seeds": "{.seeds}", **TO_LEVEL}
@@ -94,29 +96,27 @@ class Levels(msgspec.Struct, frozen=True):
     def of(cls, task: str, compared: Comparison) -> "Levels":
         """Compare the two on one task."""
         mine, base = (compared.results[run] for run in (*DEFAULT, *FEDBUFF))
-        ratios, usual = {}, None
+        ratios = {}
         for level, (metric, share) in LEVELS.items():
             one = against(mine, base, compared.reference, metric, share)
             ratios[level] = (math.nan,) * 3 if one is None else one.ratio
-            usual = one if (metric, share) == (compared.metric, compared.share) else usual
+        usual = next(row.against for row in compared.rows if row.name in DEFAULT)
         pairs = list(zip(usual.by_seed, usual.reference_by_seed, strict=True)) if usual else []
-        sooner = sum((a or math.inf) < (b or math.inf) for a, b in pairs)
+        sooner = sum(a is not None and (b is None or a < b) for a, b in pairs)
         return cls(task, ratios, f"{sooner} of {len(pairs)}")
 
 
 def frontier(options: Options) -> Study:
-    """FedBuff, the defaults and the paper's four bits on the tasks whose data is there."""
+    """FedBuff, the defaults and the paper's four bits on the tasks with this data."""
     data = options.data or "digits"
-    chosen, folder = tasks_of(data), options.folder(data)
+    chosen = tasks_of(data)
     groups = {}
     for name, task in chosen.items():
         seeds = task.seeds[:QUICK_SEEDS] if options.quick else task.seeds
-        shared = {**task.settings, **(QUICK if options.quick else {}), **options.changes}
-        shared["data"] = file_of(task, data)
+        protocol = {**task.settings, **(QUICK if options.quick else {}), "data": file_of(task, data)}
         for run, settings in task.runs.items():
-            groups[_label(name, run)] = [
-                make_settings({**shared, **settings, "seed": seed}, "the changes") for seed in seeds
-            ]
+            groups[_label(name, run)] = options.settings(protocol, settings, seeds, DECIDED)
+    folder = options.folder(data)
     outcomes = options.run(groups, folder)
     compared = {
         name: Comparison({run: outcomes[_label(name, run)] for run in task.runs})
@@ -157,7 +157,8 @@ def _tables(rows: list[Row], price: list[Row], levels: list[Levels]) -> list[Tab
     title = f"The defaults ({CLIENT_QUANTIZER}, {SERVER_QUANTIZER}, lookahead {LOOKAHEAD}) beside FedBuff"
     beside = Table.of(title, COLUMNS, rows)
     if len(levels) > 1:
-        beside.rows.append(["mean", "default", "", "", *(f"{value:.2f}" for value in _mean(rows).values())])
+        means = (rounded(value, 2) for value in _mean(rows).values())
+        beside.rows.append(["mean", "default", "", "", *means])
     at: Columns = {
         "task": "{.task}",
         **{level: partial(_ratio, level) for level in LEVELS},

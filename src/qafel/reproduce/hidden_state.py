@@ -7,7 +7,7 @@ import msgspec
 
 from qafel.reproduce import cells, figures
 from qafel.reproduce.claims import at_least, at_most, every
-from qafel.reproduce.rows import Pair, run_cells
+from qafel.reproduce.rows import Pair, by_seed, run_cells
 from qafel.reproduce.study import Claim, Options, Study, plus_minus
 from qafel.runs.comparison import Diverged, Outcome, spell
 from qafel.runs.intervals import Interval, mean_interval, ratio_interval
@@ -88,20 +88,14 @@ def _error(run: Result) -> float:
     return run.points[-1].residual
 
 
-def _paired(mine: list[float | None], theirs: list[float | None]) -> list[tuple[float, float]]:
-    """The values of the seeds that ended on both sides."""
-    pairs = zip(mine, theirs, strict=True)
-    return [(a, b) for a, b in pairs if a is not None and b is not None]
-
-
 def _claims(ends: dict[str, Ended]) -> list[Claim]:
     good, naive = ends["hidden-qafel-bucketed"], ends["hidden-naive-bucketed"]
     whole, fixed = ends["hidden-qafel-whole"], ends["hidden-qafel-contracted"]
     best = ends["hidden-fedbuff"]
 
     def less(end: Ended) -> Interval:
-        """How much less accurate than FedBuff, over paired seeds."""
-        return mean_interval([b - a for a, b in _paired(end.accuracies, best.accuracies)])
+        """How much less accurate than FedBuff, over paired seeds; not a number if one has diverged."""
+        return mean_interval(by_seed(best.accuracies) - by_seed(end.accuracies))
 
     def learns(bits: int, kind: str) -> list[Claim]:
         mine, plain = (ends[f"hidden-{algorithm}-{kind}"] for algorithm in ("qafel", "naive"))
@@ -119,11 +113,11 @@ def _claims(ends: dict[str, Ended]) -> list[Claim]:
         ]
 
     def below(end: Ended) -> str:
-        return f"{end.accuracy[0]:.3f} against {best.accuracy[0]:.3f}: {_points(less(end))} less"
+        mine, theirs = (plus_minus(one.accuracy, 3) for one in (end, best))
+        return f"{mine} against {theirs}: {_points(less(end))} less"
 
-    errors = _paired(naive.errors, good.errors)
-    ratio = ratio_interval([a for a, _ in errors], [b for _, b in errors])
-
+    ratio = ratio_interval(by_seed(naive.errors), by_seed(good.errors))
+    lost = f"{whole.accuracies.count(None)} of {len(whole.accuracies)} seeds"
     return [
         Claim(
             "x̂ is nearer to x with the hidden state than with naive quantization",
@@ -134,8 +128,8 @@ def _claims(ends: dict[str, Ended]) -> list[Claim]:
         *learns(2, "coarse"),
         Claim(
             "4-bit QSGD with one L2 norm over the whole vector diverges as a server quantizer",
-            all(accuracy is None for accuracy in whole.accuracies),
-            f"{whole.accuracies.count(None)} of {len(whole.accuracies)} seeds; {whole.diverged}",
+            all(accuracy is None for accuracy in whole.accuracies) and good.diverged is None,
+            f"{lost}; {whole.diverged}" if whole.diverged else lost,
         ),
         Claim(
             "its contraction does not diverge, and is at least 2 points less accurate than FedBuff",

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from qafel.errors import ConfigError
 from qafel.reproduce import cells
 from qafel.reproduce.cells import Cell
 from qafel.reproduce.study import Options, Origin, Study, finish
@@ -15,6 +16,7 @@ from qafel.runs.comparison import Diverged, Outcome
 from qafel.runs.intervals import Floats, Interval, ratio_interval
 from qafel.runs.result import Result
 from qafel.runs.summary import mean_std
+from qafel.tasks.target import parse_target
 
 DATA = "faces"
 Pair = tuple[float, float]
@@ -164,9 +166,11 @@ class Runs:
 def run_cells(options: Options, chosen: Sequence[Cell], uploads: tuple[int, int] = cells.MAX_UPLOADS) -> Runs:
     """Run the cells, each with the same seeds."""
     data = options.data or DATA
+    protocol = cells.base(data, quick=options.quick, uploads=uploads)
+    groups = {cell.name: options.settings(protocol, cell.settings) for cell in chosen}
+    shared = {**protocol, **options.changes}
+    target = parse_target(shared["target"])
+    if target is None or target.metric != "accuracy":
+        raise ConfigError(f"{options.name} needs an accuracy as its target, got {shared['target']!r}")
     folder = options.folder(data)
-    shared = cells.base(data, quick=options.quick, changes=options.changes, uploads=uploads)
-    groups = {
-        cell.name: [cells.chosen(cell, shared, seed) for seed in range(options.seeds)] for cell in chosen
-    }
     return Runs(data, folder, shared, options.run(groups, folder))

@@ -3,7 +3,7 @@
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from qafel.errors import ConfigError
 from qafel.files import write, write_json
 from qafel.records import made_by, provenance
 from qafel.runs.comparison import Outcome
 from qafel.runs.result import Result
-from qafel.sim import PACKAGES, Settings
+from qafel.sim import PACKAGES, Settings, make_settings
 from qafel.sim.batch import reserve, run_all
 from qafel.sim.processes import Progress, TaskProgress, in_parallel
 from qafel.tables import Table
@@ -54,8 +55,27 @@ class Options:
         """
         quick = "-quick" if self.quick else ""
         folder = self.out or Path("runs") / f"reproduce-{Path(data).name.partition('.')[0]}{quick}"
-        request = {"study": self.name, "data": data, "quick": self.quick, "changes": dict(self.changes)}
+        changes = dict(sorted(self.changes.items()))
+        request = {"study": self.name, "data": data, "quick": self.quick, "changes": changes}
         return reserve(folder, request, f"{self.name}.request.json")
+
+    def settings(
+        self,
+        protocol: Mapping[str, Any],
+        varied: Mapping[str, Any],
+        seeds: Iterable[int] | None = None,
+        decided: Collection[str] = (),
+    ) -> list[Settings]:
+        """The settings of some runs, one for each seed: the protocol, the changes, what the study varies.
+
+        ConfigError if the changes have what it varies, or what else is ``decided``.
+        """
+        for name in self.changes:
+            if name in ("data", "seed", *varied, *decided):
+                raise ConfigError(f"{self.name} decides about {name} itself; leave it out of the settings")
+        shared = {**protocol, **self.changes, **varied}
+        chosen = range(self.seeds) if seeds is None else seeds
+        return [make_settings({**shared, "seed": seed}, "the changes") for seed in chosen]
 
     def run(self, groups: Mapping[str, Sequence[Settings]], folder: Path) -> dict[str, list[Outcome]]:
         """Simulate each group, a run for each seed; runs that ended in ``folder`` are read from there."""
@@ -192,3 +212,8 @@ def _markdown(study: Study, made: Mapping[str, Any]) -> str:
 def plus_minus(pair: tuple[float, float], digits: int) -> str:
     """Mean ± standard deviation."""
     return f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}" if math.isfinite(pair[0]) else "–"
+
+
+def rounded(value: float | None, digits: int) -> str:
+    """A number as text, or a dash where there is none."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

@@ -279,7 +279,7 @@ def _reference(results: Mapping[str, Sequence[Result]], chosen: str | None) -> s
 def spell(values: Interval, unit: str = "×", scale: float = 1.0, form: str = ".2f") -> str:
     """A value and its interval as text."""
     value, low, high = (
-        format(scale * part, form) if math.isfinite(part) else "–" if math.isnan(part) else "∞"
+        format(scale * part, form) if math.isfinite(part) else {math.inf: "∞", -math.inf: "−∞"}.get(part, "–")
         for part in values
     )
     if not math.isfinite(values[0]) or (unit == "×" and values[0] == 0):

@@ -29,9 +29,9 @@ def ratio_interval(mine: Sequence[float] | Floats, theirs: Sequence[float] | Flo
 
     The interval is that of the mean of mine − ratio · theirs, over the mean of theirs.
     """
-    if not len(mine):
-        return math.nan, math.nan, math.nan
     base = np.array(theirs, float)
+    if not len(mine) or not base.mean():
+        return math.nan, math.nan, math.nan
     ratio = float(np.mean(mine) / base.mean())
     _, low, high = mean_interval(np.array(mine, float) - ratio * base)
     return ratio, ratio + low / float(base.mean()), ratio + high / float(base.mean())
