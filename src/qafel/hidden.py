@@ -6,7 +6,8 @@ Rules:
 - An increment that replaces x̂ (direct quantization, or full precision) leads to its version from anywhere.
 - The server keeps a log of increments as long as replaying it costs no more bytes than a snapshot: C_max
   increments.
-- ``catch_up`` decides what a client that is behind needs. Every driver asks it, whatever its transport is.
+- ``catch_up`` decides what a client that is behind needs. All drivers ask it, but a federation's client whose
+  increments replace x̂: it reads the newest one from the broker, which is what the answer would be.
 """
 
 import math

@@ -154,5 +154,5 @@ def test_one_allowed_name_is_that_name_and_no_part_of_it() -> None:
     for value in ("m:f", "mm:fu"):
         with pytest.raises(ConfigError, match="which this client does not allow"):
             check_allowed(parse_plan(f'loss = "{value}"'), {}, "mm:fun")
-    with pytest.raises(ConfigError, match="a client reads only what its owner names"):
+    with pytest.raises(ConfigError, match="a client reads only data that its owner names"):
         check_allowed(parse_plan('data = "mm"'), {}, "mm:fun")

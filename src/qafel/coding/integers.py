@@ -54,7 +54,7 @@ def encode_integers(q: Integers, rows: Rows | None = None) -> bytes:
 
 
 def check_integers(data: bytes | memoryview, size: int, max_magnitude: int) -> None:
-    """Raise FrameError if ``len(data)`` is impossible for so many numbers. Allocates nothing."""
+    """Raise FrameError if ``len(data)`` is impossible for ``size`` numbers. Allocates nothing."""
     length = len(data)
     if not 0 < length <= max_integer_bytes(size, max_magnitude):
         raise FrameError(f"{length} bytes cannot hold {size} numbers up to {max_magnitude}")
@@ -98,7 +98,7 @@ def write_streams(streams: list[bytes]) -> bytes:
 
 
 def read_streams(body: Bytes, count: int) -> list[Bytes] | None:
-    """The inverse of ``write_streams``; None if these are not so many streams of words."""
+    """The inverse of ``write_streams``; None if these are not ``count`` streams of words."""
     if count == 1:
         return [body] if len(body) and len(body) % 2 == 0 else None
     head = 4 * (count - 1)

@@ -228,7 +228,7 @@ def join(
     tasks: int | None = None,
     notice: Notice = quiet,
 ) -> Joined:
-    """Run a client until the training has ended, or for so many tasks.
+    """Run a client until the training has ended, or for ``tasks`` tasks.
 
     Without ``train``, it trains the plan's model: on ``data``, or on its share of the plan's data. ``data``,
     ``model``, ``loss``, ``optimizer`` and ``metrics`` take the place of the plan's; a function that the plan

@@ -23,7 +23,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """A client's evaluation of x̂ on its held-out samples: sums over so many of them, by metric."""
+    """A client's evaluation of x̂ on its held-out samples: sums over ``samples`` of them, by metric."""
 
     samples: Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
     sums: Annotated[dict[Name, float], msgspec.Meta(max_length=32)]

@@ -57,7 +57,7 @@ def spread(above: Floats, below: Floats, count: int) -> Interval:
 
 @functools.cache
 def student_quantile(freedom: int) -> float:
-    """What Student's t with so many degrees of freedom exceeds with a probability of 2.5 %."""
+    """The 97.5 % quantile of Student's t with ``freedom`` degrees of freedom."""
     angles = np.linspace(0.0, np.pi / 2, 20_001)  # t = √freedom·tan(angle): a density of cos(angle)^(f − 1)
     weights = np.cos(angles) ** (freedom - 1)
     below = 0.5 + 0.5 * np.cumsum(weights) / weights.sum()

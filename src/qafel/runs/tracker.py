@@ -108,7 +108,7 @@ class Tracker:
 
     @property
     def live(self) -> dict[str, Any]:
-        """What the folder of a run that has not ended tells beside the evaluations."""
+        """The content of live.json: what the page shows of a running run beside its evaluations."""
         staleness = {str(tau): n for tau, n in sorted(self.totals.staleness.items())}
         return {**self.about, "staleness": staleness}
 

@@ -93,7 +93,7 @@ class FederationClient:
         self._files.keep(self.core.job, upload)
 
     async def run(self, tasks: int | None = None) -> None:
-        """Follow and train until the training has ended, or for so many tasks."""
+        """Follow and train until the training has ended, or for ``tasks`` tasks."""
         subject = self._connection.subjects.answer(self.core.client)
         await retry(lambda: self._connection.subscribe(subject, self._hear))
         self._worker = asyncio.create_task(self._work(tasks))

@@ -92,8 +92,8 @@ def check_allowed(plan: Plan, mine: Mapping[str, Any], allow: Sequence[str]) -> 
             )
         if what == "data":
             raise ConfigError(
-                f"the server's plan trains on the file {value!r}; a client reads only what its owner names: "
-                "give it data of its own"
+                f"the server's plan trains on the file {value!r}; a client reads only data that its owner "
+                "names: pass it"
             )
         raise ConfigError(
             f"the server's plan has the unknown {what} {value!r}; this qafel has "
@@ -131,7 +131,7 @@ def plan_training(
         )
     if share >= learner.clients:
         raise ConfigError(
-            f"client {client} has no share of the plan's data, which has {learner.clients}; give it data of "
+            f"client {client} has no share of the plan's data, which has {learner.clients}; pass data of "
             "its own"
         )
     learner.prepare()

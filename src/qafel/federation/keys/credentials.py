@@ -1,4 +1,4 @@
-"""A key file, and what a connection makes of it.
+"""Key files, and the options of a connection that follow from them.
 
 With ``tls://`` nothing is sent before the broker's certificate has been verified: the handshake comes first,
 not after a greeting in plain text that someone in the middle can change. The broker's configuration says
@@ -95,12 +95,12 @@ def check_format(data: bytes, path: Path) -> None:
 
 
 def claims(token: str) -> dict[str, Any]:
-    """What a token says; nobody has checked its signature."""
+    """The claims in a token, whose signature is not verified."""
     middle = token.split(".")[1] if token.count(".") == 2 else ""
-    said = json.loads(base64.urlsafe_b64decode(middle + "=" * (-len(middle) % 4)))
-    if not isinstance(said, dict):
+    content = json.loads(base64.urlsafe_b64decode(middle + "=" * (-len(middle) % 4)))
+    if not isinstance(content, dict):
         raise ValueError("a token holds an object")
-    return said
+    return content
 
 
 def credentials(url: str, key: Key | None) -> dict[str, Any]:

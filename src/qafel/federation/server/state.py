@@ -35,7 +35,7 @@ from qafel.wire import Rejected, Update
 WINDOW = 10
 """Norms of the last 10·K updates decide what is too large."""
 MAX_REPORTS = 1000
-"""The newest reports of so many clients are combined."""
+"""At most this many clients' newest reports are averaged."""
 
 
 class _Saved(wire.Sealed, frozen=True):
