@@ -381,3 +381,15 @@ def test_runs_that_start_later_are_shown_and_a_choice_is_kept(tmp_path: Path, vi
         assert page.locator("#runs input:checked").count() == 0
     finally:
         served.close()
+
+
+def test_the_list_has_the_mean_of_the_seeds(visit: Visit, tmp_path: Path) -> None:
+    for seed, last in enumerate((0.5, 0.75)):
+        small_run(tmp_path, f"run-seed{seed}", [0.1, last], seed=seed)
+    served = Page(tmp_path)
+    try:
+        about = visit(served.address).locator("nav .about").inner_text()
+        assert about.startswith("2 seeds")
+        assert about.endswith("accuracy 0.625")
+    finally:
+        served.close()

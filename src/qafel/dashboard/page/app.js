@@ -114,8 +114,10 @@ function about(group) {
   const first = group.runs[0];
   const states = [...new Set(group.runs.map((run) => run.state))].join(", ");
   const seeds = group.runs.length > 1 ? `${group.runs.length} seeds, ` : "";
-  const value = Object.entries(first.metrics || {})[0];
-  const newest = value ? `, ${value[0]} ${Chart.number(value[1])}` : "";
+  const metric = Object.keys(first.metrics || {})[0];
+  const values = group.runs.map((run) => (run.metrics || {})[metric]).filter(Number.isFinite);
+  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+  const newest = values.length ? `, ${metric} ${Chart.number(mean)}` : "";
   return `${seeds}${states}, ${Chart.number(first.uploads || 0)} uploads${newest}`;
 }
 
