@@ -1,9 +1,9 @@
 """Beyond the paper: FedBuff, this package's defaults and the paper's four bits on five real tasks.
 
-The defaults were chosen on the first two tasks, with seeds from 0 to 9. Here those tasks have other seeds, and
-so have the others whose runs were looked at before. Runs have no target: their mean curves are compared over
-paired seeds (``qafel.runs.curves``), at the level of ``qafel compare`` and at others. The defaults look ahead, which
-full precision can do as well: FedBuff with the same look-ahead is a second reference.
+The defaults were chosen on the first two tasks, with seeds from 0 to 9. Here those tasks have other seeds,
+and so have the others whose runs were looked at before. Runs have no target: their mean curves are compared
+over paired seeds (``qafel.runs.curves``), at the level of ``qafel compare`` and at others. The defaults look
+ahead, which full precision can do as well: FedBuff with the same look-ahead is a second reference.
 """
 
 import math
