@@ -97,14 +97,15 @@ def lines(
 ) -> list[Path]:
     """Panels of (x-label, y-label, lines); ``logarithmic`` names the axes that are, panel by panel.
 
-    Panels that have lines in common share one legend.
+    Panels that have lines in common share one legend, and their colours.
     """
     alone = len(panels) == 1
     figure, axes = report.subplots(len(panels), 9.0 if alone else 1 + 4.2 * len(panels), 4.2)
     every = [name for _, _, curves in panels for name, _, _ in curves]
     names = list(dict.fromkeys(every))
-    shared, colours = len(names) < len(every), report.colours(names)
+    shared = len(names) < len(every)
     for axis, (x, y, curves), scales in zip(axes, panels, logarithmic, strict=True):
+        colours = report.colours(names if shared else [name for name, _, _ in curves])
         for k, (name, xs, ys) in enumerate(curves):
             below = len(curves) - 1 - k if len(curves) <= MAX_TICKS else 0
             width = 1.4 + 0.6 * min(below, 4)  # lines that are equal stay visible below each other

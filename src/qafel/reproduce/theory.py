@@ -184,7 +184,7 @@ def _draw(a: Analysis, path: Path) -> list[Path]:
     ]
     terms_panel = [
         *((_words(name), a.lengths, values) for name, values in a.terms.items()),
-        ("measured, client only", a.lengths, [a.over("client-2", steps) for steps in a.lengths]),
+        ("R − R of FedBuff (client)", a.lengths, [a.over("client-2", steps) for steps in a.lengths]),
     ]
     error_panel = [
         *((f"{bits} bits", *_curve(a.at(f"both-{bits}").runs, last)) for bits in (2, 4, 8)),
@@ -194,7 +194,7 @@ def _draw(a: Analysis, path: Path) -> list[Path]:
         path,
         [
             ("bits", "|R − R of FedBuff|", bits_panel),
-            ("server steps T", "terms of the bound, and R − R of FedBuff; 2 bits", terms_panel),
+            ("server steps T", "terms of the bound at 2 bits", terms_panel),
             ("server step t", "‖x − x̂‖²", error_panel),
         ],
         logarithmic=("y", "xy", "xy"),
