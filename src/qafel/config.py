@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from qafel import wire
-from qafel.errors import ConfigError, SpecError
+from qafel.errors import ConfigError, SpecError, unknown
 from qafel.optimizers import Optimizer, Sgd, optimizer
 from qafel.quantizers import Contract, Quantizer, quantizer
 from qafel.vectors import MAX_SIZE, Layout
@@ -180,7 +180,7 @@ def defaults(name: str, size: int, server_optimizer: str | None = None) -> dict[
     Beside a server optimizer there is neither momentum nor look-ahead.
     """
     if name not in ALGORITHMS:
-        raise ConfigError(f"unknown algorithm {name!r}; known are {', '.join(ALGORITHMS)}")
+        raise unknown("algorithm", name, ALGORITHMS)
     chosen = {"momentum": MOMENTUM, **ALGORITHMS[name]}
     if name == "qafel" and size >= SMALL_MODEL:
         chosen |= {"client_quantizer": CLIENT_QUANTIZER, "server_quantizer": SERVER_QUANTIZER}

@@ -20,6 +20,9 @@
 category of every warning.
 """
 
+import difflib
+from collections.abc import Iterable
+
 MAX_LINE = 300
 
 
@@ -115,3 +118,11 @@ class Stopped(KeyboardInterrupt):
 
 class QafelWarning(UserWarning):
     """Something is allowed but probably not intended."""
+
+
+def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
+    """The error for a name that does not exist, with the nearest one that does, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    return ConfigError(f"unknown {what} {name!r}{f' ({where})' if where else ''}; {hint}")

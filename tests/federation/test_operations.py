@@ -91,7 +91,7 @@ def test_names_and_owners_are_strict() -> None:
         ('name = "a.b"', "letters, digits and hyphens"),
         ('algorithm = "fedavg"', "a federation is asynchronous"),
         ("concurency = 3", "did you mean 'concurrency'"),
-        ("rate = 3.0", "there is no setting 'rate'"),
+        ("rate = 3.0", "unknown setting 'rate'"),
     ],
 )
 def test_a_plan_with_a_mistake_gets_one_sentence(tmp_path: Path, text: str, said: str) -> None:

@@ -45,9 +45,7 @@ def test_qafel_settings_lists_every_setting_with_default_and_meaning() -> None:
     ],
 )  # fmt: skip
 def test_a_foreign_name_gets_our_name(foreign: str, ours: str) -> None:
-    check_mistake(
-        f"there is no setting '{foreign}' (the changes); use '{ours}'", "run", "--set", f"{foreign}=3"
-    )
+    check_mistake(f"unknown setting '{foreign}' (the changes); use '{ours}'", "run", "--set", f"{foreign}=3")
     check_mistake(f"use '{ours}'", "settings", foreign)
     with pytest.raises(ConfigError, match=f"use '{ours}'"):
         simulate(**cast("Any", {foreign: 3}))

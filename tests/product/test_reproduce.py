@@ -159,7 +159,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["tabel1"], "there is no study 'tabel1'; did you mean 'table1'?"),
+        (["tabel1"], "unknown study 'tabel1'; did you mean 'table1'?"),
         (["table1", "--seeds", "0"], "seeds must be at least 1, got 0"),
         (["table1", "--set", "seed=7"], "table1 decides about seed itself; leave it out of the settings"),
         (["table2", "--set", "data=digits"], "table2 decides about data itself; leave it out of"),
@@ -171,7 +171,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_table(tmp_path: Path) -> No
         (["table1", "--jobs", "0"], "0 is not in the range x>=1"),
         (
             ["table1", "--set", "uplods=3"],
-            "no setting 'uplods' (the changes); did you mean 'uploads'?",
+            "unknown setting 'uplods' (the changes); did you mean 'uploads'?",
         ),
         (["table1", "--data", "nope.npz"], "unknown data 'nope.npz'"),
         (["theory", "--data", "faces"], "theory makes its own data; leave the data out"),

@@ -115,7 +115,7 @@ def test_a_sweep_over_two_settings_beside_an_algorithm_draws_a_map(tmp_path: Pat
     assert answer["reference"] == "fedbuff"
     assert [row["name"] for row in answer["rows"]][:2] == ["fedbuff", "momentum=0, buffer_size=5"]
     assert not (tmp_path / "b").exists()
-    check_mistake("no run to compare with 'fedbuf'", *command[:-2], "fedbuf", "--out", str(tmp_path / "b"))
+    check_mistake("unknown reference 'fedbuf'", *command[:-2], "fedbuf", "--out", str(tmp_path / "b"))
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_a_run_that_fails_does_not_stop_the_others_and_objects_have_names(tmp_pa
 def test_what_cannot_be_compared_is_said_before_anything_runs(tmp_path: Path) -> None:
     command = ["sweep", *BASE, *RATES, "--out", str(tmp_path / "s")]
     check_mistake("the share of the gain must be between 0 and 1, got 95", *command, "--share", "95")
-    check_mistake("there is no run to compare with 'fedbuf'", *command, "--reference", "fedbuf")
+    check_mistake("unknown reference 'fedbuf'", *command, "--reference", "fedbuf")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "sweep.csv").write_text("precious")
     check_mistake(

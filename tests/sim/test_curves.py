@@ -146,7 +146,7 @@ def test_three_seeds_of_one_configuration_become_one_row() -> None:
     assert "÷ fedbuff" in text
     assert "[95 % interval]" in text
     assert compare(runs, reference="qafel, local_rate=0.1").reference == "qafel, local_rate=0.1"
-    with pytest.raises(ConfigError, match="there is no run 'fedavg' to compare with"):
+    with pytest.raises(ConfigError, match="unknown reference 'fedavg'"):
         compare(runs, reference="fedavg")
     with pytest.raises(ConfigError, match="have the seed 0"):
         compare([runs[0], runs[0]])

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from qafel.cli import bench_tables as tables
 from qafel.cli import show
 from qafel.cli.quantizers import check_size
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, unknown
 from qafel.extras import require
 from qafel.files import write, write_json
 from qafel.records import made_by, provenance
@@ -92,7 +92,7 @@ def sim(
     engines = engine or ["kernel", *(["compile"] if compiler() else []), "plain"]
     for name in engines:
         if name not in ENGINES:
-            raise ConfigError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
+            raise unknown("engine", name, ENGINES)
     _check_out(out)
     rows = []
     with show.progress(quiet=json) as bar:
@@ -136,7 +136,7 @@ def memory(
     cases = case or list(bench_memory.CASES)
     for name in cases:
         if name not in bench_memory.CASES:
-            raise ConfigError(f"unknown case {name!r}; known are {', '.join(bench_memory.CASES)}")
+            raise unknown("case", name, bench_memory.CASES)
     _check_out(out)
     if len(cases) == 1:
         with tempfile.TemporaryDirectory(prefix="qafel-", dir=".") as folder, live(cases[0], json) as bar:

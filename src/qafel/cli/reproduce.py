@@ -49,8 +49,9 @@ def reproduce(
     Example: qafel reproduce table1 --data smiles32.npz --out runs/paper
     """
     from qafel import reproduce as studies
+    from qafel.errors import unknown
     from qafel.extras import require
-    from qafel.tasks.values import parse_changes, unknown
+    from qafel.tasks.values import parse_changes
 
     if name != "all" and name not in NAMES:
         raise unknown("study", name, (*NAMES, "all"))

@@ -24,7 +24,7 @@ none of the others.
 import re
 from collections.abc import Sequence
 
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, unknown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
 API = "$JS.API"
@@ -147,7 +147,7 @@ class Subjects:
         elif role == "observer":
             publish, feeds = [f"{API}.DIRECT.GET.{self.keys}.{key}" for key in kept], [self.status]
         else:
-            raise ConfigError(f"unknown role {role!r}; known are server, operator, observer and client")
+            raise unknown("role", role, ("server", "operator", "observer", "client"))
         return {"publish": publish, "subscribe": [*feeds, f"{inbox(who)}.>"]}
 
     def _calls(self, names: Sequence[str]) -> list[str]:

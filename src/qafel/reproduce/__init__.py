@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, unknown
 from qafel.reproduce import catch_up, celeba, frontier, hidden_state, mushrooms, theory
 from qafel.reproduce.study import SEEDS, Options, Study
 
@@ -45,7 +45,7 @@ def reproduce(
 ) -> Study:
     """One study by name; ``changes`` are settings on top of its protocol. The default is five seeds."""
     if name not in STUDIES:
-        raise ConfigError(f"there is no study {name!r}; known are {', '.join(STUDIES)}")
+        raise unknown("study", name, STUDIES)
     for option, value in (("seeds", seeds), ("jobs", jobs)):
         if value is not None and value < 1:
             raise ConfigError(f"{option} must be at least 1, got {value}")

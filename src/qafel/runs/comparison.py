@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, unknown
 from qafel.runs.curves import SHARE, Against, against, common_seeds
 from qafel.runs.groups import check_seeds, group
 from qafel.runs.intervals import Interval
@@ -269,7 +269,7 @@ def common_metric(runs: Sequence[Result]) -> str:
 def _reference(results: Mapping[str, Sequence[Result]], chosen: str | None) -> str:
     if chosen is not None:
         if chosen not in results:
-            raise ConfigError(f"there is no run {chosen!r} to compare with; there are {', '.join(results)}")
+            raise unknown("reference", chosen, results)
         return chosen
     plain = [name for name, runs in results.items() if runs and runs[0].summary.algorithm == "fedbuff"]
     ended = [name for name, runs in results.items() if runs]

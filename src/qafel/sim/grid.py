@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from qafel.config import ALGORITHMS
-from qafel.errors import ConfigError, MissingExtraError
+from qafel.errors import ConfigError, MissingExtraError, unknown
 from qafel.files import write_json
 from qafel.quantizers import registered_quantizers
 from qafel.records import provenance
@@ -24,7 +24,7 @@ from qafel.sim import PACKAGES
 from qafel.sim.batch import reserve, run_all, work_folder
 from qafel.sim.processes import Progress
 from qafel.sim.settings import Settings, make_settings, read_settings
-from qafel.tasks.values import PYTHON, named, parse, read_values, unknown, unknown_setting
+from qafel.tasks.values import PYTHON, named, parse, read_values, unknown_setting
 from qafel.wire import fingerprint
 
 Groups = dict[str, list[Settings] | list[Result]]
@@ -192,7 +192,7 @@ def run_groups(
     asked = request(kind, groups)
     check_share(share)
     if reference is not None and reference not in groups:
-        raise unknown("run to compare with", reference, groups)
+        raise unknown("reference", reference, groups)
     folder = reserve(Path(out) if out is not None else work_folder(ROOT, kind, asked), asked)
     wanted = {
         run_name(name, chosen.seed): chosen

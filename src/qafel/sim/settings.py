@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, unknown
 from qafel.sim.clock import ARRIVALS, duration_sampler
 from qafel.tasks.settings import Learning
 from qafel.tasks.values import checked, read_file
@@ -46,7 +46,7 @@ class Settings(Learning, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError("arrivals rounds is synchronous training; use the algorithm fedavg")
         kind, _, argument = self.arrival_process.partition(":")
         if self.arrival_process not in ARRIVALS[:2] + ARRIVALS[3:] and not (kind == "trace" and argument):
-            raise ConfigError(f"unknown arrivals {self.arrivals!r}; known are {', '.join(ARRIVALS)}")
+            raise unknown("arrivals", str(self.arrivals), ARRIVALS)
         duration_sampler(self.duration)
         for name in ("rate", "slow_factor", "up_bandwidth", "down_bandwidth"):
             value = getattr(self, name)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, unknown
 from qafel.tasks import cnn, models
 from qafel.tasks.data import arrays
 from qafel.tasks.measures import default_loss
@@ -180,7 +180,7 @@ def engine(
     unknown or the model, loss, device or machine does not support the engine.
     """
     if name not in ENGINES:
-        raise ConfigError(f"unknown engine {name!r}; known are {', '.join(ENGINES)}")
+        raise unknown("engine", name, ENGINES)
     is_cnn = isinstance(module, models.Cnn) and device == "cpu" and kernels
     if name == "kernel" and not is_cnn:
         raise ConfigError(
@@ -210,6 +210,6 @@ def check_device(device: str) -> None:
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind, _, index = device.partition(":")
     if kind not in available or not (index.isdigit() or ":" not in device):
-        raise ConfigError(f"unknown device {device!r}; known are cpu, cuda and mps")
+        raise unknown("device", device, available)
     if not available[kind]:
         raise ConfigError(f"this machine has no {kind} device that PyTorch can use; use the device cpu")

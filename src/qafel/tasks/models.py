@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qafel.errors import ConfigError, MissingExtraError
+from qafel.errors import ConfigError, MissingExtraError, unknown
 from qafel.streams import derive
 from qafel.tasks import cnn
 from qafel.tasks.functions import call_factory, import_function
@@ -183,9 +183,7 @@ def model(chosen: Any, samples: Samples, seed: int, *, batch_statistics: bool = 
             module: Any = copy.deepcopy(chosen)
         elif isinstance(chosen, str) and ":" not in chosen:
             if chosen not in MODELS:
-                raise ConfigError(
-                    f"unknown model {chosen!r}; known are {', '.join(MODELS)}, or package.module:factory"
-                )
+                raise unknown("model", chosen, (*MODELS, "package.module:factory"))
             module = MODELS[chosen](samples)
         else:
             factory = import_function(chosen, "model")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 
 from qafel.config import ALGORITHMS, Job, Weight, algorithm
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, unknown
 from qafel.tasks.target import parse_target
-from qafel.tasks.values import NO_DATA, PYTHON, described_code, named, not_importable, to_toml, unknown
+from qafel.tasks.values import NO_DATA, PYTHON, described_code, named, not_importable, to_toml
 from qafel.vectors import Layout
 from qafel.wire import fingerprint
 

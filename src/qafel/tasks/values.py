@@ -3,7 +3,6 @@
 An object of Python that cannot be imported has a description, ``<python: …>``, in place of a value.
 """
 
-import difflib
 import json
 import sys
 import tomllib
@@ -17,7 +16,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from qafel.errors import ConfigError
+from qafel.errors import ConfigError, unknown
 
 PYTHON = "<python: "
 """How a description begins."""
@@ -162,14 +161,6 @@ def parse(text: str) -> Any:
         return text
 
 
-def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
-    """The error for a name that does not exist, with the nearest one that does."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-    return ConfigError(f"there is no {what} {name!r}{f' ({where})' if where else ''}; {hint}")
-
-
 FOREIGN = {
     "local_rate": "lr learning_rate local_lr client_lr client_learning_rate eta eta_l",
     "server_rate": "server_lr server_learning_rate global_lr eta_g",
@@ -205,7 +196,7 @@ def unknown_setting(name: str, known: Iterable[str], where: str = "") -> ConfigE
     if ours is None or ours not in (known := list(known)):
         return unknown("setting", name, known, where)
     place = f" ({where})" if where else ""
-    return ConfigError(f"there is no setting {name!r}{place}; use {ours!r}{EXPLAINED.get(ours, '')}")
+    return ConfigError(f"unknown setting {name!r}{place}; use {ours!r}{EXPLAINED.get(ours, '')}")
 
 
 def _kind(hint: Any) -> str:
